@@ -1,0 +1,79 @@
+"""When a run ends before its last iteration: signal, time limit, exit interval. Decided the same on every rank.
+
+`EndingWatch` only collects what this rank saw; `agree()` makes it one answer by one small all-reduce an iteration,
+and only where a flag asks for something that ranks could see differently.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from enum import IntEnum
+from types import FrameType
+from typing import Any
+
+import torch
+
+from megatron.training.config import RunSettings
+
+EXIT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Ending(IntEnum):
+    """Why a run ends; of several, the greatest number counts."""
+
+    GOES_ON = 0
+    INTERVAL_REACHED = 1
+    TIME_IS_UP = 2
+    SIGNAL_CAME = 3
+
+    @property
+    def words(self) -> str:
+        """For the closing line."""
+        return {
+            Ending.GOES_ON: "all iterations done",
+            Ending.INTERVAL_REACHED: "--exit-interval reached",
+            Ending.TIME_IS_UP: "--exit-duration-in-mins is over",
+            Ending.SIGNAL_CAME: "a signal asked for it",
+        }[self]
+
+
+class EndingWatch:
+    """Watches signals and the clock from `start()` on, for one rank."""
+
+    def __init__(self, run: RunSettings) -> None:
+        self._run = run
+        self._signal_came = False
+        self._started_s = 0.0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def start(self) -> None:
+        """Takes over the exit signals if `--exit-signal-handler` is on, and starts the clock."""
+        self._started_s = time.monotonic()
+        if self._run.exit_signal_handler:
+            for number in EXIT_SIGNALS:
+                self._previous[number] = signal.signal(number, self._note_signal)
+
+    def stop(self) -> None:
+        """Gives the signals back."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self._signal_came = True
+
+    def agree(self, iteration: int) -> Ending:
+        """The ending after `iteration`, the same on all ranks. Collective where a signal or time limit is watched."""
+        by_interval = bool(self._run.exit_interval and iteration % self._run.exit_interval == 0)
+        ending = Ending.INTERVAL_REACHED if by_interval else Ending.GOES_ON
+        limit_min = self._run.exit_duration_in_mins
+        if limit_min is None and not self._run.exit_signal_handler:
+            return ending
+        if limit_min is not None and time.monotonic() - self._started_s > limit_min * 60:
+            ending = Ending.TIME_IS_UP
+        if self._signal_came:
+            ending = Ending.SIGNAL_CAME
+        vote = torch.tensor([int(ending)], dtype=torch.int32, device=torch.cuda.current_device())
+        torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MAX)
+        return Ending(int(vote.item()))

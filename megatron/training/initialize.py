@@ -1,0 +1,96 @@
+"""Joins the process to the job: process group, megatron-core's parallel groups, seeds. Called once by `pretrain()`."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
+from megatron.core.rerun_state_machine import RerunMode, initialize_rerun_state_machine
+
+from megatron.training.config import SettingsError
+from megatron.training.layout import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the launcher tells a process (torchrun's variables; `trainmover run` sets the same)."""
+
+    global_rank: int
+    local_rank: int
+    world_size: int
+
+
+def read_environment(local_rank_flag: int | None = None) -> Environment:
+    """RANK, LOCAL_RANK and WORLD_SIZE; a process started by hand is rank 0 of 1. SettingsError if they are broken."""
+    values = {}
+    for name, default in (("RANK", 0), ("LOCAL_RANK", local_rank_flag or 0), ("WORLD_SIZE", 1)):
+        text = os.environ.get(name, str(default))
+        if not text.isdigit():
+            raise SettingsError(f"environment variable {name} is {text!r}, expected a number; start by trainmover run")
+        values[name] = int(text)
+    if values["RANK"] >= values["WORLD_SIZE"]:
+        raise SettingsError(f"RANK {values['RANK']} is not below WORLD_SIZE {values['WORLD_SIZE']}")
+    return Environment(global_rank=values["RANK"], local_rank=values["LOCAL_RANK"], world_size=values["WORLD_SIZE"])
+
+
+def join_job(plan: Plan, environment: Environment) -> None:
+    """Makes WORLD and megatron-core's groups; seeds every generator. Blocks until all ranks are there."""
+    if plan.on_cuda:
+        torch.cuda.set_device(environment.local_rank)
+    if environment.world_size == 1:
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", "0")
+    parallel = plan.settings.parallel
+    backend = (parallel.distributed_backend or "nccl") if plan.on_cuda else "gloo"
+    torch.distributed.init_process_group(
+        backend,
+        rank=environment.global_rank,
+        world_size=environment.world_size,
+        timeout=timedelta(minutes=parallel.distributed_timeout_minutes),
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor_model_parallel_size,
+        pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=plan.virtual_pipeline_size,
+        context_parallel_size=parallel.context_parallel_size,
+        expert_model_parallel_size=parallel.expert_model_parallel_size,
+        expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
+        distributed_timeout_minutes=parallel.distributed_timeout_minutes,
+        create_gloo_process_groups=False,
+    )
+    seed_everything(plan)
+    run = plan.settings.run
+    initialize_rerun_state_machine(mode=RerunMode.DISABLED)
+    init_num_microbatches_calculator(
+        environment.global_rank,
+        list(run.rampup_batch_size) if run.rampup_batch_size else None,
+        plan.global_batch_size,
+        run.micro_batch_size,
+        plan.data_parallel_size,
+        run.decrease_batch_size_if_needed,
+    )
+
+
+def seed_everything(plan: Plan) -> None:
+    """Seeds python, numpy, torch and the tensor-parallel tracker: another seed a pipeline stage, as in Megatron-LM."""
+    run = plan.settings.run
+    seed = run.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    if run.data_parallel_random_init:
+        seed += 10 * parallel_state.get_data_parallel_rank()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def leave_job() -> None:
+    """Takes the process groups down. Safe to call when they were never made."""
+    if torch.distributed.is_initialized():
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,166 @@
+"""The training loop: step, log, evaluate, save, end. The top of the loop is where a switch may happen later.
+
+Called by `pretrain()` with everything built. Order within an iteration, on every rank the same: step, bookkeeping,
+log, finished background saves, evaluation, save, ending.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.num_microbatches_calculator import update_num_microbatches
+from megatron.core.optimizer.clip_grads import get_grad_norm_fp32
+
+from megatron.training.checkpointing import Checkpointer, Progress
+from megatron.training.data import BatchSource, build_loader
+from megatron.training.ending import Ending, EndingWatch
+from megatron.training.layout import Plan
+from megatron.training.model_setup import Trainee
+from megatron.training.reporting import Reporter
+from megatron.training.step import ForwardStep, evaluate, train_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datasets:
+    """Data sets by split; None where this rank reads none or the split is empty."""
+
+    train: Any
+    valid: Any
+    test: Any
+
+
+class TrainingLoop:
+    """Runs one rank's part of the job from `progress` to the last iteration."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        trainee: Trainee,
+        datasets: Datasets,
+        forward_step: ForwardStep,
+        checkpointer: Checkpointer,
+        reporter: Reporter,
+    ) -> None:
+        self._plan = plan
+        self._trainee = trainee
+        self._datasets = datasets
+        self._forward_step = forward_step
+        self._checkpointer = checkpointer
+        self._reporter = reporter
+        self._valid_sources: list[BatchSource] | None = None
+
+    def run(self, progress: Progress, watch: EndingWatch) -> Ending:
+        """Trains until the end; `progress` is brought forward. Collective."""
+        plan, run = self._plan, self._plan.settings.run
+        sources = self._sources(self._datasets.train, progress.consumed_train_samples)
+        ending = Ending.GOES_ON
+        with _garbage_collection(run.manual_gc):
+            while not self._is_over(progress) and ending is Ending.GOES_ON:
+                update_num_microbatches(progress.consumed_train_samples, consistency_check=True, verbose=True)
+                result = train_step(plan, self._trainee, sources, self._forward_step, progress.iteration + 1)
+                progress.iteration += 1
+                progress.consumed_train_samples += result.samples
+                progress.skipped_iterations += result.skipped
+                norm = self._params_norm() if plan.settings.logging.log_params_norm else None
+                self._reporter.step(progress.iteration, progress.consumed_train_samples, result, norm)
+                self._checkpointer.poll()
+                if run.eval_interval and run.eval_iters and progress.iteration % run.eval_interval == 0:
+                    self._evaluate_valid(progress)
+                saved = self._save_if_due(progress)
+                ending = watch.agree(progress.iteration)
+                if ending is not Ending.GOES_ON and not saved:
+                    self.save(progress)
+                if run.manual_gc and run.manual_gc_interval and progress.iteration % run.manual_gc_interval == 0:
+                    gc.collect()
+        return ending
+
+    def finish(self, progress: Progress, ending: Ending) -> None:
+        """After the last iteration: final save, final evaluations, background saves done. Collective."""
+        newest = self._checkpointer.newest_saved
+        if ending is Ending.GOES_ON and newest != progress.iteration and not self._plan.settings.run.skip_train:
+            self._checkpointer.poll(blocking=True)
+            if self._checkpointer.newest_saved != progress.iteration:
+                self.save(progress)
+        if ending is Ending.GOES_ON and self._plan.settings.run.eval_iters:
+            self._evaluate_valid(progress)
+            test = self._sources(self._datasets.test, 0)
+            self._evaluate("test", test, progress)
+        self._checkpointer.poll(blocking=True)
+
+    def save(self, progress: Progress) -> None:
+        """Saves where `--save` says; does nothing without it."""
+        if self._plan.settings.checkpoint.save is None:
+            return
+        started_s = time.perf_counter()
+        self._checkpointer.save(self._trainee, progress)
+        word = "started in the background" if self._plan.settings.checkpoint.async_save else "saved"
+        elapsed_ms = (time.perf_counter() - started_s) * 1000
+        self._reporter.say(f" checkpoint at iteration {progress.iteration:7d} {word} ({elapsed_ms:.0f} ms)")
+
+    def _is_over(self, progress: Progress) -> bool:
+        if self._plan.settings.run.skip_train or progress.iteration >= self._plan.train_iters:
+            return True
+        by_samples = self._plan.settings.run.train_samples is not None
+        return by_samples and progress.consumed_train_samples >= self._plan.train_samples
+
+    def _save_if_due(self, progress: Progress) -> bool:
+        interval = self._plan.settings.checkpoint.save_interval
+        due = bool(interval and progress.iteration % interval == 0)
+        if due:
+            self.save(progress)
+        return due
+
+    def _sources(self, dataset: Any, consumed_samples: int) -> list[BatchSource]:
+        """One source a model chunk: each chunk that reads data walks the same samples by itself."""
+        return [
+            BatchSource(self._plan, build_loader(self._plan, dataset, consumed_samples=consumed_samples))
+            for _ in self._trainee.model
+        ]
+
+    def _evaluate_valid(self, progress: Progress) -> None:
+        if self._valid_sources is None:
+            self._valid_sources = self._sources(self._datasets.valid, progress.consumed_valid_samples)
+        progress.consumed_valid_samples += self._evaluate("validation", self._valid_sources, progress)
+
+    def _evaluate(self, split: str, sources: list[BatchSource], progress: Progress) -> int:
+        if not _some_rank_has(self._datasets.valid if split == "validation" else self._datasets.test):
+            return 0
+        losses, samples = evaluate(self._plan, self._trainee, sources, self._forward_step)
+        self._reporter.evaluation(progress.iteration, split, losses)
+        return samples
+
+    def _params_norm(self) -> float:
+        """Norm of this rank's parameters, shared ones counted once a rank; summed over model-parallel ranks."""
+        parameters = [parameter.detach().float() for chunk in self._trainee.model for parameter in chunk.parameters()]
+        from megatron.core import parallel_state
+
+        return float(
+            get_grad_norm_fp32(parameters, grad_stats_parallel_group=parallel_state.get_model_parallel_group())
+        )
+
+
+def _some_rank_has(dataset: Any) -> bool:
+    """Whether any rank holds `dataset`: middle stages read none and must evaluate all the same. Collective."""
+    flag = torch.tensor([int(dataset is not None)], device=torch.cuda.current_device())
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+class _garbage_collection:  # noqa: N801 (a context manager that reads as a function)
+    """Turns the automatic collector off for a while if `manual`."""
+
+    def __init__(self, manual: bool) -> None:
+        self._manual = manual
+
+    def __enter__(self) -> None:
+        if self._manual:
+            gc.collect()
+            gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._manual:
+            gc.enable()

@@ -1,0 +1,116 @@
+"""`pretrain()`: one rank's life from command line to exit code. Called by `pretrain_gpt.py` on every rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from megatron.training import (
+    device,
+    preload,  # noqa: F401  (device, patches and megatron-core, in that order)
+)
+from megatron.training.checkpointing import Checkpointer, Progress
+from megatron.training.config import SettingsError
+from megatron.training.data import DatasetsProvider, dataset_sizes, tokenizer_of
+from megatron.training.ending import EndingWatch
+from megatron.training.initialize import Environment, join_job, leave_job, read_environment
+from megatron.training.layout import Plan
+from megatron.training.loop import Datasets, TrainingLoop
+from megatron.training.model_setup import ModelProvider, Trainee, build_trainee, gather_parameters
+from megatron.training.preflight import EXIT_USAGE, plan_run, usage_line
+from megatron.training.reporting import Reporter
+from megatron.training.state_digest import state_digest
+from megatron.training.step import ForwardStep
+from megatron.training.tokenizer import padded_vocab_size
+
+
+def pretrain(
+    argv: Sequence[str],
+    *,
+    model_provider: ModelProvider,
+    datasets_provider: DatasetsProvider,
+    forward_step: ForwardStep,
+) -> int:
+    """Trains as `argv` says, on this rank. Exit code: 0, or 2 when the settings cannot work (one line on stderr).
+
+    Other errors are raised; the launcher names the rank that raised first.
+    """
+    environment = Environment(global_rank=0, local_rank=0, world_size=1)
+    try:
+        environment = read_environment()
+        plan, lines = plan_run(argv, world_size=environment.world_size, on_cuda=device.on_cuda())
+    except SettingsError as error:
+        return _refuse(error, environment)
+    watch = EndingWatch(plan.settings.run)
+    watch.start()
+    try:
+        join_job(plan, environment)
+        reporter = Reporter(plan, speaks=environment.global_rank == environment.world_size - 1)
+        for line in (_headline(plan), *(f"warning: {line}" for line in lines)):
+            reporter.say(line)
+        _train(plan, reporter, watch, model_provider, datasets_provider, forward_step)
+    except SettingsError as error:  # found only when joined, such as a checkpoint that changed under way
+        return _refuse(error, environment)
+    finally:
+        watch.stop()
+    leave_job()
+    return 0
+
+
+def _train(
+    plan: Plan,
+    reporter: Reporter,
+    watch: EndingWatch,
+    model_provider: ModelProvider,
+    datasets_provider: DatasetsProvider,
+    forward_step: ForwardStep,
+) -> None:
+    vocabulary = padded_vocab_size(
+        tokenizer_of(plan).vocab_size,
+        plan.settings.model.make_vocab_size_divisible_by,
+        plan.settings.parallel.tensor_model_parallel_size,
+    )
+    trainee = build_trainee(plan, model_provider)
+    checkpointer = Checkpointer(plan, vocabulary)
+    progress, lines = checkpointer.load(trainee)
+    train, valid, test = datasets_provider(plan, dataset_sizes(plan))
+    for line in lines:
+        reporter.say(line)
+    reporter.start()
+    loop = TrainingLoop(
+        plan, trainee, Datasets(train=train, valid=valid, test=test), forward_step, checkpointer, reporter
+    )
+    ending = loop.run(progress, watch)
+    loop.finish(progress, ending)
+    if plan.settings.logging.log_state_digest:
+        gather_parameters(plan, trainee)
+        _report_digests(trainee, progress, reporter)
+    reporter.say(f"finished at iteration {progress.iteration}: {ending.words}")
+    reporter.stop()
+
+
+def _report_digests(trainee: Trainee, progress: Progress, reporter: Reporter) -> None:
+    digests: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(digests, state_digest(trainee))
+    reporter.digests(progress.iteration, digests)
+
+
+def _headline(plan: Plan) -> str:
+    parallel = plan.settings.parallel
+    pipeline = f"pipeline {parallel.pipeline_model_parallel_size}"
+    if plan.virtual_pipeline_size:
+        pipeline += f" (x {plan.virtual_pipeline_size} virtual stages)"
+    return (
+        f"training on {plan.world_size} {'CUDA devices' if plan.on_cuda else 'CPU processes'}: tensor "
+        f"{parallel.tensor_model_parallel_size} x {pipeline} x data {plan.data_parallel_size}, {plan.precision}, "
+        f"{plan.train_iters} iterations of {plan.global_batch_size} samples"
+    )
+
+
+def _refuse(error: SettingsError, environment: Environment) -> int:
+    if environment.global_rank == 0:
+        print(usage_line(error), file=sys.stderr, flush=True)
+    return EXIT_USAGE

@@ -1,0 +1,63 @@
+"""Which samples a data-parallel rank reads, in which order: a pure function of the samples consumed before.
+
+Called by `data.py`, one sampler a loader. Every rank of a data-parallel group walks the same sequence and takes its
+own micro-batch of each step, so a run can go on from any `consumed_samples`, and a joiner needs nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerShape:
+    """Size of the data set and of one step; `data_parallel_rank` takes the micro-batch of its own number."""
+
+    total_samples: int
+    consumed_samples: int
+    micro_batch_size: int
+    data_parallel_rank: int
+    data_parallel_size: int
+
+    @property
+    def step(self) -> int:
+        """Samples that all data-parallel ranks take together in one micro-batch."""
+        return self.micro_batch_size * self.data_parallel_size
+
+
+class SequentialSampler:
+    """One pass in order (`--dataloader-type single`); an incomplete last step is dropped."""
+
+    def __init__(self, shape: SamplerShape) -> None:
+        self._shape = shape
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Lists of `micro_batch_size` sample indices."""
+        shape = self._shape
+        first_of_rank = shape.data_parallel_rank * shape.micro_batch_size
+        for start in range(shape.consumed_samples, shape.total_samples - shape.step + 1, shape.step):
+            yield list(range(start + first_of_rank, start + first_of_rank + shape.micro_batch_size))
+
+
+class CyclicSampler:
+    """Endless passes (`--dataloader-type cyclic`), each in a random order that depends on the seed and the pass."""
+
+    def __init__(self, shape: SamplerShape, seed: int) -> None:
+        self._shape = shape
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Lists of `micro_batch_size` sample indices; never ends unless the set is smaller than one step."""
+        shape = self._shape
+        per_pass = shape.total_samples - shape.total_samples % shape.step
+        consumed = shape.consumed_samples
+        while per_pass:
+            number, position = divmod(consumed, per_pass)
+            order = list(range(shape.total_samples))
+            random.Random(f"{self._seed}/{number}").shuffle(order)
+            for start in range(position, per_pass, shape.step):
+                first = start + shape.data_parallel_rank * shape.micro_batch_size
+                consumed += shape.step
+                yield order[first : first + shape.micro_batch_size]

@@ -1,0 +1,1 @@
+"""The C++ extension (built by setup.py from csrc/); its typed Python face lives here."""
