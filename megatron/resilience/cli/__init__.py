@@ -1,0 +1,1 @@
+"""The `trainmover` command: one file per subcommand."""

@@ -1,0 +1,32 @@
+"""The variables of a rank, counted as torchrun counts them."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron.resilience.agent.environment import JobShape, default_environment, rank_environment
+
+SHAPE = JobShape(machines=3, ranks_per_machine=2, master_addr="10.0.0.1", master_port=29500)
+
+
+def test_rank_variables() -> None:
+    assert rank_environment(SHAPE, group_rank=2, local_rank=1) == {
+        "RANK": "5",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "6",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
+def test_gloo_uses_loopback_when_the_master_is_there(address: str) -> None:
+    assert default_environment({}, address)["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_defaults_never_replace_what_the_user_set() -> None:
+    assert default_environment({}, "10.0.0.1") == {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    chosen = {"OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "eth0", "PYTHONUNBUFFERED": ""}
+    assert default_environment(chosen, "127.0.0.1") == {}

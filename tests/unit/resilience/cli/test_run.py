@@ -1,0 +1,80 @@
+"""Usage errors of `trainmover run`: one line on standard error, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from megatron.resilience.cli.main import main
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.py"
+    path.write_text("raise SystemExit('must not run')\n")
+    return str(path)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("trainmover: error: found ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--machnies", "2"], "unknown flag --machnies; did you mean --machines?"),
+        (["--rank-per-machine=2"], "unknown flag --rank-per-machine; did you mean --ranks-per-machine?"),
+        (["--zzz"], "expected one of"),
+        (["--machines", "0"], "found --machines 0, expected at least 1"),
+        (["--ranks-per-machine", "-1"], "found --ranks-per-machine -1, expected at least 1"),
+        (["--machines", "two"], "invalid int value: 'two'"),
+        (["--start", "spawn"], "invalid choice: 'spawn' (choose from 'fork', 'exec')"),
+        (["--grace-period", "-1"], "--grace-period -1.0"),
+        (["--grace-period", "nan"], "--grace-period nan"),
+        (["--port", "70000"], "expected 1 to 65535"),
+        (["stray.py"], "expected `--` before the script"),
+    ],
+)
+def test_wrong_flags(capsys: pytest.CaptureFixture[str], script: str, flags: list[str], said: str) -> None:
+    assert said in refusal(capsys, "run", *flags, "--", script)
+
+
+def test_missing_script(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "found no script" in refusal(capsys, "run", "--machines", "2")
+    assert "found no file" in refusal(capsys, "run", "--", str(tmp_path / "missing.py"))
+
+
+def test_script_that_is_no_python(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("x = = 1\n")
+    assert "line 1" in refusal(capsys, "run", "--", str(tmp_path / "bad.py"))
+
+
+def test_busy_port(capsys: pytest.CaptureFixture[str], script: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert f"found port {port} in use" in refusal(capsys, "run", "--port", str(port), "--", script)
+
+
+def test_log_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str], script: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "not writable" in refusal(capsys, "run", "--log-dir", str(tmp_path / "file" / "logs"), "--", script)
+
+
+def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean run?" in refusal(capsys, "rum")
+
+
+def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "run" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "--help"])
+    assert stop.value.code == 0
+    assert "--ranks-per-machine" in capsys.readouterr().out
