@@ -21,7 +21,6 @@ from megatron.training.config import SUBJECTS, Settings, SettingsError
 from megatron.training.config.flag import FlagSpec, flags_of
 from megatron.training.megatron_flags import MEGATRON_FLAGS, Takes, Verdict
 
-
 _ONLY_AS_FLAGS = ("yaml_cfg", "preflight_only")
 """Fields that are read before the YAML file is."""
 

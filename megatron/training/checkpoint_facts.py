@@ -7,7 +7,9 @@ from typing import Any
 
 from megatron.training.checkpoint_files import Checkpoint
 from megatron.training.config import ModelSettings, MoeSettings, Settings, SettingsError
+from megatron.training.config.flag import flags_of
 from megatron.training.layout import Plan
+from megatron.training.tokenizer import padded_vocab_size
 
 # What makes two models another model: names in ModelSettings and MoeSettings.
 _SHAPE = (
@@ -31,6 +33,7 @@ def facts_of(plan: Plan, *, consumed_train_samples: int, padded_vocab_size: int)
             "virtual_pipeline": plan.virtual_pipeline_size,
             "data": plan.data_parallel_size,
             "expert": parallel.expert_model_parallel_size,
+            "expert_tensor": parallel.expert_tensor_parallel_size,
             "context": parallel.context_parallel_size,
         },
         "optimizer": {
@@ -76,6 +79,7 @@ def schedule_of(plan: Plan) -> dict[str, Any]:
 
 def check_resume(plan: Plan, checkpoint: Checkpoint) -> None:
     """Raises SettingsError when `plan` cannot go on from `checkpoint`: other model, optimizer or schedule."""
+    _require_facts(checkpoint)
     saved, settings = checkpoint.facts, plan.settings
     for name, value in model_shape(plan).items():
         if name == _FREE_WITHOUT_LEARNED_POSITIONS and settings.model.position_embedding_type != "learned_absolute":
@@ -102,7 +106,33 @@ def check_resume(plan: Plan, checkpoint: Checkpoint) -> None:
             f"{checkpoint.folder} was trained in {saved['precision']}, this run is {plan.precision}; "
             "make them agree, or add --no-load-optim"
         )
-    _check_schedule(plan, checkpoint)
+    if loads_optimizer:
+        _check_schedule(plan, checkpoint)
+
+
+def check_vocabulary(plan: Plan, checkpoint: Checkpoint, vocab_size: int) -> None:
+    """Raises SettingsError when `vocab_size` ids do not pad to the rows of the checkpoint's embedding.
+
+    The layout may differ, and with it the padding: the rows are counted as they were when the checkpoint was written.
+    """
+    _require_facts(checkpoint)
+    rows, tensor = checkpoint.facts["model"].get("padded_vocab_size"), checkpoint.facts["layout"].get("tensor")
+    multiple = plan.settings.model.make_vocab_size_divisible_by
+    if type(tensor) is not int or tensor < 1 or padded_vocab_size(vocab_size, multiple, tensor) != rows:
+        raise SettingsError(
+            f"{checkpoint.folder} is of another vocabulary: {rows} rows there, and the tokenizer has {vocab_size} ids; "
+            "give the tokenizer and the --make-vocab-size-divisible-by that it was trained with"
+        )
+
+
+def _require_facts(checkpoint: Checkpoint) -> None:
+    """SettingsError unless the manifest has all parts that the checks below read."""
+    saved, parts = checkpoint.facts, ("model", "layout", "optimizer", "schedule")
+    broken = [name for name in parts if not isinstance(saved.get(name), dict)]
+    broken += [name for name in ("kind", "distributed", "saved") if not broken and name not in saved["optimizer"]]
+    broken += [name for name in ("precision", "rng_saved") if name not in saved]
+    if broken:
+        raise SettingsError(f"{checkpoint.folder} does not say its {broken[0]}; another version wrote it, load another")
 
 
 def _check_schedule(plan: Plan, checkpoint: Checkpoint) -> None:
@@ -124,7 +154,13 @@ def same_layout(plan: Plan, checkpoint: Checkpoint) -> bool:
 
 def with_checkpoint_shape(settings: Settings, checkpoint: Checkpoint) -> Settings:
     """`settings` with the model's shape taken from `checkpoint` (--use-checkpoint-args)."""
+    _require_facts(checkpoint)
     saved = checkpoint.facts["model"]
+    types = {spec.field_name: spec.value_type for part in (ModelSettings, MoeSettings) for spec in flags_of(part)}
+    for name in _SHAPE:
+        value = saved.get(name, "nothing")
+        if value is not None and type(value) not in (types[name], int if types[name] is float else types[name]):
+            raise SettingsError(f"{checkpoint.folder}: its {name} is {value!r}; leave --use-checkpoint-args out")
 
     def taken(part: ModelSettings | MoeSettings) -> Any:
         names = {field.name for field in dataclasses.fields(part)}

@@ -2,8 +2,9 @@
 
 A checkpoint is the folder `iter_0000020` below the save folder. It is written as `.partial-iter_0000020`, gets its
 manifest last (every file with its size, the model's shape, the layout), and takes its name by one rename; only
-then does the tracker file name it. The tracker is a hint: `find_checkpoint` trusts the manifest alone. No torch:
-the preflight reads checkpoints too.
+then does the tracker file name it. The tracker is a hint: `find_checkpoint` trusts the manifest alone. Where the same
+iteration is saved again, the older folder steps aside as `.replaced-iter_0000020` and counts until the newer one has
+its name. No torch: the preflight reads checkpoints too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "trainmover_manifest.json"
 MANIFEST_VERSION = 1
-_NAME = re.compile(r"iter_(\d{7,})")
+_NAME = re.compile(r"(?:\.replaced-)?(iter_([0-9]{7,}))")
 
 
 class CheckpointError(ValueError):
@@ -53,25 +54,28 @@ def partial_folder_of(root: Path, iteration: int) -> Path:
     return root / f".partial-iter_{iteration:07d}"
 
 
+def replaced_folder_of(root: Path, iteration: int) -> Path:
+    """Folder of the older checkpoint of `iteration` while a newer one takes its name."""
+    return root / f".replaced-iter_{iteration:07d}"
+
+
 def find_checkpoint(root: Path, iteration: int | None = None) -> Choice:
     """The newest whole checkpoint below `root`, or exactly that of `iteration`.
 
     Raises CheckpointError when `iteration` is given and its checkpoint is missing or damaged, or when `root` holds
-    checkpoints and none is whole (starting anew would silently lose them).
+    checkpoints and none is whole (starting anew would silently lose them), or when `root` cannot be listed.
     """
     if iteration is not None:
-        folder = folder_of(root, iteration)
-        damage = damage_of(folder)
-        if damage:
-            raise CheckpointError(f"{folder}: {damage}; give another --ckpt-step, or leave it out for the newest whole")
-        return Choice(checkpoint=_read(folder))
+        found = _read_iteration(root, iteration)
+        if isinstance(found, str):
+            raise CheckpointError(f"{found}; give another --ckpt-step, or leave it out for the newest whole")
+        return Choice(checkpoint=found)
     passed_over: list[str] = []
-    for found in sorted(saved_iterations(root), reverse=True):
-        folder = folder_of(root, found)
-        damage = damage_of(folder)
-        if not damage:
-            return Choice(checkpoint=_read(folder), passed_over=tuple(passed_over))
-        passed_over.append(f"{folder}: {damage}")
+    for saved in reversed(saved_iterations(root)):
+        found = _read_iteration(root, saved)
+        if not isinstance(found, str):
+            return Choice(checkpoint=found, passed_over=tuple(passed_over))
+        passed_over.append(found)
     if passed_over:
         raise CheckpointError(
             f"no whole checkpoint in {root}: {'; '.join(passed_over)}; move the folder away to start anew"
@@ -80,11 +84,16 @@ def find_checkpoint(root: Path, iteration: int | None = None) -> Choice:
 
 
 def saved_iterations(root: Path) -> tuple[int, ...]:
-    """Iterations whose final folder exists below `root`, ascending, whole or not."""
-    if not root.is_dir():
+    """Iterations that have a folder below `root`, ascending, whole or not; CheckpointError if it cannot be listed."""
+    try:
+        names = [entry.name for entry in root.iterdir()]
+    except FileNotFoundError:
         return ()
-    matches = (_NAME.fullmatch(entry.name) for entry in root.iterdir())
-    return tuple(sorted(int(match[1]) for match in matches if match))
+    except OSError as error:
+        raise CheckpointError(f"{root}: {error.strerror}; give a folder of checkpoints") from error
+    matches = [match for match in map(_NAME.fullmatch, names) if match]
+    # Only as this file writes it: a longer number with zeros before it is somebody else's folder.
+    return tuple(sorted({int(match[2]) for match in matches if folder_of(root, int(match[2])).name == match[1]}))
 
 
 def damage_of(folder: Path) -> str:
@@ -92,29 +101,22 @@ def damage_of(folder: Path) -> str:
 
     Every file must be there with the size that the manifest tells; contents are not read.
     """
-    if not folder.is_dir():
-        return "not there"
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files = dict(manifest["files"])
-    except FileNotFoundError:
-        return f"has no {MANIFEST}, so its save never finished"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"has an unreadable {MANIFEST} ({type(error).__name__})"
-    for name, size in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"lacks {name}"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes, expected {size}"
-    return ""
+    found = _read(folder)
+    return found if isinstance(found, str) else ""
 
 
 def begin(root: Path, iteration: int) -> Path:
     """Makes the empty partial folder for `iteration`, dropping what a killed save left, and returns it."""
     root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(".partial-iter_*"):
-        shutil.rmtree(leftover)
+    for replaced in sorted(root.glob(".replaced-iter_*")):
+        final = root / replaced.name.removeprefix(".replaced-")
+        if damage_of(final) and not damage_of(replaced):  # killed before the newer one had its name
+            _remove(final)
+            replaced.rename(final)
+        else:
+            _remove(replaced)
+    for leftover in sorted(root.glob(".partial-iter_*")):
+        _remove(leftover)
     partial = partial_folder_of(root, iteration)
     partial.mkdir()
     return partial
@@ -123,15 +125,14 @@ def begin(root: Path, iteration: int) -> Path:
 def finish(root: Path, iteration: int, facts: dict[str, Any]) -> None:
     """Turns the partial folder of `iteration` into a whole checkpoint and names it in the tracker. Blocks on fsync."""
     partial, final = partial_folder_of(root, iteration), folder_of(root, iteration)
-    files = {
-        str(path.relative_to(partial)): path.stat().st_size for path in sorted(partial.rglob("*")) if path.is_file()
-    }
+    entries = sorted(partial.rglob("*"))
+    files = {str(path.relative_to(partial)): path.stat().st_size for path in entries if path.is_file()}
     manifest = {"manifest_version": MANIFEST_VERSION, "iteration": iteration, "files": files, "facts": facts}
-    for name in files:
-        _sync(partial / name)
+    for path in entries:
+        _sync(path)
     _write(partial / MANIFEST, json.dumps(manifest, indent=1))
     _sync(partial)
-    replaced = root / f".partial-iter_{iteration:07d}-replaced"
+    replaced = replaced_folder_of(root, iteration)
     if final.exists():
         final.rename(replaced)
     partial.rename(final)
@@ -139,12 +140,66 @@ def finish(root: Path, iteration: int, facts: dict[str, Any]) -> None:
     _write(root / f".{TRACKER}.new", str(iteration))
     (root / f".{TRACKER}.new").rename(root / TRACKER)
     _sync(root)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _remove(replaced)
 
 
-def _read(folder: Path) -> Checkpoint:
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    return Checkpoint(folder=folder, iteration=int(manifest["iteration"]), facts=dict(manifest["facts"]))
+def _read_iteration(root: Path, iteration: int) -> Checkpoint | str:
+    """The whole checkpoint of `iteration`, or which folder is damaged and how."""
+    final, replaced = folder_of(root, iteration), replaced_folder_of(root, iteration)
+    found = _read(final)
+    if isinstance(found, str):
+        older = _read(replaced)
+        return f"{final}: {found}" if isinstance(older, str) else older
+    return found
+
+
+def _read(folder: Path) -> Checkpoint | str:
+    """The checkpoint in `folder` if it is whole, else its damage. Raises nothing, whatever lies there."""
+    try:
+        if not folder.is_dir():
+            return "not there"
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        damage = _damage_of_manifest(folder, manifest) or _damage_of_files(folder, manifest["files"])
+    except FileNotFoundError:
+        return f"has no {MANIFEST}, so its save never finished"
+    except (OSError, ValueError, RecursionError) as error:
+        return f"has an unreadable {MANIFEST} ({type(error).__name__})"
+    return damage or Checkpoint(folder=folder, iteration=manifest["iteration"], facts=manifest["facts"])
+
+
+def _damage_of_manifest(folder: Path, manifest: Any) -> str:
+    if not isinstance(manifest, dict) or manifest.get("manifest_version") != MANIFEST_VERSION:
+        return f"has a {MANIFEST} of another version"
+    iteration = manifest.get("iteration")
+    if type(iteration) is not int or folder_of(folder.parent, iteration).name != folder.name.removeprefix(".replaced-"):
+        return f"has the {MANIFEST} of iteration {iteration!r}"
+    files, facts = manifest.get("files"), manifest.get("facts")
+    if not (isinstance(files, dict) and files and isinstance(facts, dict)):
+        return f"has a {MANIFEST} without files or facts"
+    outside = [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]
+    return f"has a {MANIFEST} that names {outside[0]!r}, outside of it" if outside else ""
+
+
+def _damage_of_files(folder: Path, files: dict[str, Any]) -> str:
+    for name, size in files.items():
+        path = folder / name
+        try:
+            found = path.stat().st_size if path.is_file() else None
+        except OSError:
+            found = None
+        if found is None:
+            return f"lacks {name!r}"
+        if found != size:
+            return f"{name!r} has {found} bytes, expected {size!r}"
+    return ""
+
+
+def _remove(path: Path) -> None:
+    """Removes what lies at `path`, folder or file, if anything does."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write(path: Path, text: str) -> None:

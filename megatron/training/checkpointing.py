@@ -32,6 +32,7 @@ from megatron.training.checkpoint_files import Checkpoint
 from megatron.training.config import SettingsError
 from megatron.training.layout import Plan
 from megatron.training.model_setup import Trainee, gather_parameters
+from megatron.training.optimizer_parts import fit_parts
 
 # One representation whatever the layout, so that any layout can load it.
 _METADATA = {
@@ -153,10 +154,10 @@ class Checkpointer:
             trainee.optimizer.reload_model_params()
             return Progress()
         if self._with_optimizer():
-            trainee.optimizer.load_state_dict(loaded["optimizer"])
+            trainee.optimizer.load_state_dict(fit_parts(loaded["optimizer"], wanted["optimizer"]))
+            trainee.scheduler.load_state_dict(loaded["opt_param_scheduler"])
         else:
             trainee.optimizer.reload_model_params()
-        trainee.scheduler.load_state_dict(loaded["opt_param_scheduler"])
         if with_rng:
             _set_rng_state(loaded["rng_state"])
         return Progress(**loaded["progress"])

@@ -203,6 +203,17 @@ def _shim_streams() -> None:
     torch.cuda.nvtx.range_pop = lambda: 0
 
 
+def _shim_compile() -> None:
+    """Without it: megatron-core's fused functions ask torch.compile for CUDA properties at their first call, and its
+    import costs every spawner a second. Uncompiled they compute the same.
+    """
+
+    def uncompiled(function: Callable[..., Any] | None = None, **_: Any) -> Callable[..., Any]:
+        return function if function is not None else lambda decorated: decorated
+
+    torch.compile = uncompiled  # type: ignore[assignment]
+
+
 _SHIMS: tuple[Callable[[], None], ...] = (
     _shim_current_device,
     _shim_synchronize,
@@ -212,4 +223,5 @@ _SHIMS: tuple[Callable[[], None], ...] = (
     _shim_moves,
     _shim_type_names,
     _shim_streams,
+    _shim_compile,
 )

@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import random
-from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
 import torch
 from megatron.core import parallel_state, tensor_parallel
-from megatron.core.num_microbatches_calculator import init_num_microbatches_calculator
-from megatron.core.rerun_state_machine import RerunMode, initialize_rerun_state_machine
+from megatron.core.num_microbatches_calculator import (
+    destroy_num_microbatches_calculator,
+    init_num_microbatches_calculator,
+)
+from megatron.core.rerun_state_machine import RerunMode, destroy_rerun_state_machine, initialize_rerun_state_machine
 
-from megatron.training.config import SettingsError
+from megatron.training.environment import Environment
 from megatron.training.layout import Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """What the launcher tells a process (torchrun's variables; `trainmover run` sets the same)."""
-
-    global_rank: int
-    local_rank: int
-    world_size: int
-
-
-def read_environment(local_rank_flag: int | None = None) -> Environment:
-    """RANK, LOCAL_RANK and WORLD_SIZE; a process started by hand is rank 0 of 1. SettingsError if they are broken."""
-    values = {}
-    for name, default in (("RANK", 0), ("LOCAL_RANK", local_rank_flag or 0), ("WORLD_SIZE", 1)):
-        text = os.environ.get(name, str(default))
-        if not text.isdigit():
-            raise SettingsError(f"environment variable {name} is {text!r}, expected a number; start by trainmover run")
-        values[name] = int(text)
-    if values["RANK"] >= values["WORLD_SIZE"]:
-        raise SettingsError(f"RANK {values['RANK']} is not below WORLD_SIZE {values['WORLD_SIZE']}")
-    return Environment(global_rank=values["RANK"], local_rank=values["LOCAL_RANK"], world_size=values["WORLD_SIZE"])
 
 
 def join_job(plan: Plan, environment: Environment) -> None:
     """Makes WORLD and megatron-core's groups; seeds every generator. Blocks until all ranks are there."""
     if plan.on_cuda:
         torch.cuda.set_device(environment.local_rank)
-    if environment.world_size == 1:
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "0")
     parallel = plan.settings.parallel
     backend = (parallel.distributed_backend or "nccl") if plan.on_cuda else "gloo"
     torch.distributed.init_process_group(
         backend,
+        init_method=f"tcp://{environment.master_address}:{environment.master_port}",
         rank=environment.global_rank,
         world_size=environment.world_size,
         timeout=timedelta(minutes=parallel.distributed_timeout_minutes),
@@ -90,7 +67,9 @@ def seed_everything(plan: Plan) -> None:
 
 
 def leave_job() -> None:
-    """Takes the process groups down. Safe to call when they were never made."""
+    """Takes down what `join_job` made, so that the process can join again. Safe to call when it never joined."""
+    destroy_num_microbatches_calculator()
+    destroy_rerun_state_machine()
     if torch.distributed.is_initialized():
         parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()

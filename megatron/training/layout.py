@@ -14,9 +14,9 @@ from typing import Any
 from megatron.training.config import SUBJECTS, DataSettings, ModelSettings, Settings, SettingsError
 from megatron.training.config.flag import flags_of
 
-_FROM_ZERO = frozenset(
-    ("eval_iters", "eval_interval", "exit_interval", "seed", "num_workers", "local_rank", "manual_gc_interval")
-    + ("lr_decay_iters", "lr_decay_samples", "lr_warmup_iters", "lr_warmup_samples", "ckpt_step")
+_FROM_ZERO = (
+    *("eval_iters", "eval_interval", "exit_interval", "seed", "num_workers", "local_rank", "manual_gc_interval"),
+    *("lr_decay_iters", "lr_decay_samples", "lr_warmup_iters", "lr_warmup_samples", "ckpt_step"),
 )
 """Whole numbers that may be 0; all others are sizes or counts and start at 1."""
 

@@ -6,7 +6,6 @@ it joins. Imports no torch, changes nothing, and says what is wrong in one line 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import warnings
@@ -18,6 +17,7 @@ from megatron.training.arguments import build_parser, parse_settings
 from megatron.training.checkpoint_facts import check_resume, check_vocabulary, with_checkpoint_shape
 from megatron.training.config import CheckpointSettings, Settings, SettingsError
 from megatron.training.data_files import DataError, check_indexed_dataset, parse_blend, parse_split
+from megatron.training.environment import cuda_may_be_there, read_environment
 from megatron.training.layout import Plan, resolve
 from megatron.training.tokenizer import Tokenizer, TokenizerError, TokenizerSettings, build_tokenizer, padded_vocab_size
 from megatron.training.validation import check_plan, warnings_of
@@ -49,7 +49,7 @@ def preflight_main(argv: Sequence[str]) -> int:
         build_parser().print_help()
         return 0
     try:
-        _, lines = plan_run(argv, world_size=_world_size(), on_cuda=cuda_may_be_there())
+        _, lines = plan_run(argv, world_size=read_environment().world_size, on_cuda=cuda_may_be_there())
     except SettingsError as error:
         print(usage_line(error), file=sys.stderr)
         return EXIT_USAGE
@@ -61,19 +61,6 @@ def preflight_main(argv: Sequence[str]) -> int:
 def usage_line(error: SettingsError) -> str:
     """The one line that tells a user what is wrong."""
     return f"pretrain_gpt.py: error: {' '.join(str(error).split())}"
-
-
-def cuda_may_be_there() -> bool:
-    """Whether this machine has an NVIDIA device that is not hidden from this process, without importing torch."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
-    return not is_hidden and Path("/dev/nvidiactl").exists() and importlib.util.find_spec("torch") is not None
-
-
-def _world_size() -> int:
-    text = os.environ.get("WORLD_SIZE", "1")
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise SettingsError(f"environment variable WORLD_SIZE is {text!r}, expected the number of ranks")
-    return int(text)
 
 
 def _with_shape_of_checkpoint(settings: Settings) -> Settings:
@@ -184,7 +171,7 @@ def _check_writable(name: str, folder: Path, advice: str = "give another path") 
     if not is_folder:
         raise SettingsError(f"{name} {folder}: {ancestor} is not a folder; {advice}")
     if not is_writable:
-        raise SettingsError(f"{name} {folder}: {ancestor} is not writable; {advice}, or its permissions")
+        raise SettingsError(f"{name} {folder}: {ancestor} is not writable; {advice}")
 
 
 def _is_read_only(folder: Path) -> bool:

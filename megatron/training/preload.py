@@ -7,10 +7,7 @@ module has these effects; `pretrain()` imports it too, so a rank started by anot
 from __future__ import annotations
 
 import logging
-import os
 import warnings
-
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # megatron-core's jit_fuser would call torch.compile
 
 import torch
 

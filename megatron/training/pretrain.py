@@ -16,7 +16,8 @@ from megatron.training.checkpointing import Checkpointer, Progress
 from megatron.training.config import SettingsError
 from megatron.training.data import DatasetsProvider, dataset_sizes, tokenizer_of
 from megatron.training.ending import EndingWatch
-from megatron.training.initialize import Environment, join_job, leave_job, read_environment
+from megatron.training.environment import Environment, read_environment
+from megatron.training.initialize import join_job, leave_job
 from megatron.training.layout import Plan
 from megatron.training.loop import Datasets, TrainingLoop
 from megatron.training.model_setup import ModelProvider, Trainee, build_trainee, gather_parameters
@@ -38,10 +39,11 @@ def pretrain(
 
     Other errors are raised; the launcher names the rank that raised first.
     """
-    environment = Environment(global_rank=0, local_rank=0, world_size=1)
+    environment = None
     try:
         environment = read_environment()
         plan, lines = plan_run(argv, world_size=environment.world_size, on_cuda=device.on_cuda())
+        environment = read_environment(plan.settings.parallel.local_rank)
     except SettingsError as error:
         return _refuse(error, environment)
     watch = EndingWatch(plan.settings.run)
@@ -110,7 +112,7 @@ def _headline(plan: Plan) -> str:
     )
 
 
-def _refuse(error: SettingsError, environment: Environment) -> int:
-    if environment.global_rank == 0:
+def _refuse(error: SettingsError, environment: Environment | None) -> int:
+    if environment is None or environment.global_rank == 0:
         print(usage_line(error), file=sys.stderr, flush=True)
     return EXIT_USAGE

@@ -42,22 +42,28 @@ class SequentialSampler:
 
 
 class CyclicSampler:
-    """Endless passes (`--dataloader-type cyclic`), each in a random order that depends on the seed and the pass."""
+    """Endless passes (`--dataloader-type cyclic`), each in a random order that depends on the seed and the pass.
+
+    Passes follow each other without a gap, so that a step may take samples of two; what a sample's place in the
+    sequence is depends on neither the micro-batch size nor the number of ranks, and both may change on resuming.
+    """
 
     def __init__(self, shape: SamplerShape, seed: int) -> None:
         self._shape = shape
         self._seed = seed
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Lists of `micro_batch_size` sample indices; never ends unless the set is smaller than one step."""
+        """Lists of `micro_batch_size` sample indices; never ends unless the set is empty."""
         shape = self._shape
-        per_pass = shape.total_samples - shape.total_samples % shape.step
-        consumed = shape.consumed_samples
-        while per_pass:
-            number, position = divmod(consumed, per_pass)
-            order = list(range(shape.total_samples))
-            random.Random(f"{self._seed}/{number}").shuffle(order)
-            for start in range(position, per_pass, shape.step):
-                first = start + shape.data_parallel_rank * shape.micro_batch_size
-                consumed += shape.step
-                yield order[first : first + shape.micro_batch_size]
+        first = shape.consumed_samples + shape.data_parallel_rank * shape.micro_batch_size
+        shuffled, order = -1, list[int]()
+        while shape.total_samples:
+            batch = []
+            for place in range(first, first + shape.micro_batch_size):
+                number, position = divmod(place, shape.total_samples)
+                if number != shuffled:
+                    shuffled, order = number, list(range(shape.total_samples))
+                    random.Random(f"{self._seed}/{number}").shuffle(order)
+                batch.append(order[position])
+            yield batch
+            first += shape.step

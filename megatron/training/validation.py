@@ -43,9 +43,10 @@ def _model(plan: Plan) -> Iterator[str]:
             f"--tensor-model-parallel-size {tp}; change one"
         )
     cp = plan.settings.parallel.context_parallel_size
-    parts = (2 * cp if cp > 1 else 1) * (tp if plan.settings.parallel.sequence_parallel else 1)
-    if seq_length % parts:
-        yield f"--seq-length {seq_length} does not divide into {parts} parts for context and sequence parallelism"
+    if cp > 1 and seq_length % (2 * cp):
+        yield f"--seq-length {seq_length} is not a multiple of {2 * cp} = 2 x --context-parallel-size; change one"
+    if plan.settings.parallel.sequence_parallel and seq_length % (cp * tp):
+        yield f"--seq-length {seq_length} is not a multiple of {cp * tp} ranks that share it by --sequence-parallel"
     if (model.num_attention_heads or 0) % model.num_query_groups:
         yield (
             f"--num-attention-heads {model.num_attention_heads} is not a multiple of --num-query-groups "
@@ -104,8 +105,6 @@ def _interleaving(plan: Plan) -> Iterator[str]:
                 f"of {stages} stages; change --global-batch-size, or give "
                 "--microbatch-group-size-per-virtual-pipeline-stage a size from the number of stages up"
             )
-    if stages == 2 and not parallel.overlap_p2p_comm:
-        yield "--no-overlap-p2p-communication with virtual stages needs --pipeline-model-parallel-size 3 or more"
 
 
 def _schedule(plan: Plan) -> Iterator[str]:

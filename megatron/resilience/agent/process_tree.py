@@ -43,6 +43,12 @@ def set_parent_death_signal(number: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
+def name_process(name: str) -> None:
+    """What `ps` and `top` show for this process (at most 15 characters); an exec undoes it."""
+    with open("/proc/self/comm", "w", encoding="utf-8") as file:
+        file.write(name)
+
+
 def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:

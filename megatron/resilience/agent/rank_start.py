@@ -23,7 +23,7 @@ from importlib.machinery import SourceFileLoader
 
 from megatron.resilience.agent.environment import inherited_environment, install_environment
 from megatron.resilience.agent.failure import EXIT_FAILURE, shorten
-from megatron.resilience.agent.process_tree import set_parent_death_signal
+from megatron.resilience.agent.process_tree import name_process, set_parent_death_signal
 
 _DETAILS_CHARACTERS_MAX = 4000
 
@@ -99,6 +99,7 @@ def start_rank(
     if plan.start is StartMode.EXEC:
         _exec_script(plan)
     install_environment(dict(plan.environment))
+    name_process(f"rank {plan.global_rank}")
     return RankDuty(plan=plan, report=report_writer)
 
 

@@ -114,7 +114,7 @@ class MoeSettings:
     moe_grouped_gemm: bool = False
     """All local experts in one kernel (CUDA only)."""
     moe_expert_capacity_factor: float | None = None
-    """Capacity of an expert relative to its fair share; no limit if not given."""
+    """Capacity of an expert relative to its fair share; no limit if not given or negative."""
     moe_pad_expert_input_to_capacity: bool = False
     """Pad each expert's input to its capacity."""
     moe_token_drop_policy: str = flag("probs", choices=("probs", "position"))

@@ -68,11 +68,11 @@ class DataSettings:
     seq_length: int | None = None
     """Tokens a sample. Required."""
     tokenizer_type: str | None = flag(None, choices=("GPT2BPETokenizer", "HuggingFaceTokenizer", "NullTokenizer"))
-    """Kind of tokenizer."""
+    """Kind of tokenizer; GPT2BPETokenizer if not given, or NullTokenizer for --mock-data without --vocab-file."""
     tokenizer_model: str | None = None
     """Local tokenizer.json, or a folder that holds one, for HuggingFaceTokenizer."""
     vocab_size: int | None = None
-    """Vocabulary of NullTokenizer."""
+    """Vocabulary of NullTokenizer; 1023 if neither it nor the kind of tokenizer is given."""
     vocab_file: str | None = None
     """Vocabulary for GPT2BPETokenizer."""
     merge_file: str | None = None

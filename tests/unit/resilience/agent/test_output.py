@@ -44,3 +44,4 @@ def test_lost_reader_is_no_error() -> None:
     sink.write(["one", "two"])
     sink.write(["three"])
     os.close(writer)
+    assert not sink._is_open

@@ -1,0 +1,125 @@
+"""The first thing a newcomer runs (`make demo`): trains a small GPT on Python's own sources in 8 processes.
+
+Prepares the data once, trains with tensor 2 x pipeline 2 x data 2 as four "machines" of two ranks, starts again
+from the checkpoint in the middle, and compares the rest of both runs bit for bit. All of it lies under build/demo/.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "demo"
+PREFIX = FOLDER / "data" / "stdlib"
+ITERATIONS, MIDDLE = 50, 40
+LAUNCH = ["-m", "megatron.resilience.cli.main", "run", "--machines", "4", "--ranks-per-machine", "2"]
+MODEL = (
+    "--num-layers 4 --hidden-size 128 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    "--attention-dropout 0.0 --hidden-dropout 0.0"
+)
+TRAINING = (
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --use-distributed-optimizer "
+    f"--micro-batch-size 4 --global-batch-size 16 --train-iters {ITERATIONS} --lr 6e-3 --min-lr 6e-4 "
+    "--lr-decay-style cosine --lr-warmup-iters 5 --clip-grad 1.0 --weight-decay 0.1 --adam-beta2 0.95 "
+    "--eval-iters 2 --log-interval 5 --num-workers 0"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one run left in its metrics file."""
+
+    steps: list[dict[str, Any]]
+    state: list[str]
+    validation_loss: float
+    seconds: float
+
+
+def main() -> int:
+    """0 when the run went well and the loss fell; 1 otherwise."""
+    say("1. Text: Python's standard library, as tokens")
+    code = python(
+        "scripts/prepare_data.py", "--input", "stdlib", "--output-prefix", str(PREFIX), "--vocab-size", "4096"
+    )
+    if code:
+        return code
+    for name in ("straight", "resumed", "checkpoints", "middle"):
+        shutil.rmtree(FOLDER / name, ignore_errors=True)
+    say(f"2. Training: {ITERATIONS} iterations on 4 machines of 2 processes (tensor 2 x pipeline 2 x data 2)")
+    checkpoints = FOLDER / "checkpoints"
+    straight = train("straight", "--save", str(checkpoints), "--save-interval", str(MIDDLE))
+    if straight is None:
+        return 1
+    say(f"3. The same again from the checkpoint of iteration {MIDDLE}: is it the same run, bit for bit?")
+    resumed = train("resumed", "--load", str(checkpoints), "--ckpt-step", str(MIDDLE))
+    if resumed is None:
+        return 1
+    return summary(straight, resumed)
+
+
+def train(name: str, *flags: str) -> Run | None:
+    """Trains into build/demo/`name`; None when the job failed (it has said why)."""
+    folder = FOLDER / name
+    metrics = folder / "metrics.jsonl"
+    started_s = time.monotonic()
+    tokenizer = ["--tokenizer-type", "GPT2BPETokenizer"]
+    tokenizer += ["--vocab-file", f"{PREFIX}-vocab.json", "--merge-file", f"{PREFIX}-merges.txt"]
+    words = [*MODEL.split(), *TRAINING.split(), "--data-path", f"{PREFIX}_text_document", *tokenizer, *flags]
+    words += ["--metrics-file", str(metrics), "--log-state-digest"]
+    code = python(*LAUNCH, "--log-dir", str(folder / "logs"), "--", "pretrain_gpt.py", *words)
+    if code:
+        return None
+    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return Run(
+        steps=[record for record in records if record["kind"] == "step"],
+        state=next(record["sha256"] for record in records if record["kind"] == "state"),
+        validation_loss=next(r["losses"]["lm loss"] for r in records if r.get("split") == "validation"),
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def summary(straight: Run, resumed: Run) -> int:
+    """Tells a newcomer what was seen; 1 when the loss did not fall or the bits differ."""
+    first, last = straight.steps[0]["losses"]["lm loss"], straight.steps[-1]["losses"]["lm loss"]
+    learned = last < 0.85 * first
+    equal = straight.steps[MIDDLE:] == resumed.steps and straight.state == resumed.state
+    tokens = len(straight.steps) * 16 * 64
+    say("Summary")
+    print(f"  The model read {tokens:,} tokens of Python in {straight.seconds:.0f} s, start-up included.")
+    print(f"  Loss {first:.2f} -> {last:.2f} (on text it never saw: {straight.validation_loss:.2f}).")
+    print(f"  In words: from a guess among {math.exp(first):,.0f} equally likely tokens to {math.exp(last):,.0f}.")
+    print(f"  {'It learned.' if learned else 'IT DID NOT LEARN: something is wrong.'}")
+    verdict = "equal in every bit" if equal else "NOT EQUAL: something is wrong"
+    print(f"  Stopped and resumed at iteration {MIDDLE}: losses, gradient norms and final state {verdict}.")
+    print(f"  Logs, one a rank: {relative(FOLDER / 'straight' / 'logs')}")
+    print(f"  Exact numbers:    {relative(FOLDER / 'straight' / 'metrics.jsonl')}")
+    print(f"  Checkpoints:      {relative(FOLDER / 'checkpoints')}")
+    print("  Next: docs/tour.md explains what ran; try `.venv/bin/trainmover run --help`.")
+    return 0 if learned and equal else 1
+
+
+def relative(path: Path) -> Path:
+    """`path` as seen from the project's folder."""
+    return path.relative_to(ROOT)
+
+
+def say(text: str) -> None:
+    """A heading."""
+    print(f"\n== {text}", flush=True)
+
+
+def python(*words: str) -> int:
+    """Runs this Python with `words` in the project's folder, and gives its exit code."""
+    return subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

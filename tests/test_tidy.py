@@ -1,0 +1,155 @@
+"""The house's rules, held by a test: what goes where, how long things may be, and that everything has its test."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 50
+
+# Where the environment and the wall clock may be read, and why.
+MAY_READ_ENVIRONMENT = {
+    "megatron/training/environment.py": "the trainer's one place",
+    "megatron/resilience/agent/environment.py": "the launcher's one place",
+    "scripts/prepare_data.py": "sets the tokenizer library's number of threads",
+}
+MAY_READ_WALL_CLOCK = {
+    "megatron/training/reporting.py": "Megatron-LM's log line begins with the time",
+    "megatron/resilience/cli/run.py": "names the log folder",
+}
+
+# Sources whose test is not the file of the same name under tests/unit, because only a whole job shows them.
+TESTED_ELSEWHERE = {
+    "pretrain_gpt.py": "tests/distributed/test_bit_equality.py",
+    "megatron/training/checkpointing.py": "tests/distributed/test_features.py",
+    "megatron/training/data.py": "tests/distributed/test_features.py",
+    "megatron/training/initialize.py": "tests/distributed/test_bit_equality.py",
+    "megatron/training/loop.py": "tests/distributed/test_features.py",
+    "megatron/training/model_setup.py": "tests/distributed/test_bit_equality.py",
+    "megatron/training/preload.py": "tests/unit/resilience/patches/test_registry.py",
+    "megatron/training/pretrain.py": "tests/distributed/test_bit_equality.py",
+    "megatron/training/config/model.py": "tests/unit/training/config/test_flag.py",
+    "megatron/training/config/parallelism.py": "tests/unit/training/config/test_flag.py",
+    "megatron/training/config/storage.py": "tests/unit/training/config/test_flag.py",
+    "megatron/training/config/training.py": "tests/unit/training/config/test_flag.py",
+    "megatron/resilience/agent/output.py": "tests/functional/test_run_launcher.py",
+    "megatron/resilience/agent/rank_start.py": "tests/functional/test_run_launcher.py",
+    "megatron/resilience/agent/rank_watch.py": "tests/functional/test_run_launcher.py",
+    "megatron/resilience/agent/signals.py": "tests/functional/test_run_launcher.py",
+    "megatron/resilience/agent/spawner.py": "tests/functional/test_run_launcher.py",
+    "megatron/resilience/cli/job.py": "tests/functional/test_run_launcher.py",
+    "megatron/resilience/cli/machine.py": "tests/functional/test_run_launcher.py",
+    "megatron/resilience/cli/main.py": "tests/functional/test_run_launcher.py",
+    "megatron/resilience/cli/usage.py": "tests/unit/resilience/cli/test_run.py",
+    "scripts/demo.py": "tests/functional/test_demo.py",
+}
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files that git tracks or would track, matching `patterns`."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [ROOT / name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def sources() -> list[Path]:
+    """Python files that are not tests."""
+    return [path for path in tracked("*.py") if not name_of(path).startswith("tests/")]
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_megatron_stays_a_namespace_beside_the_packages_core() -> None:
+    assert not (ROOT / "megatron" / "__init__.py").exists(), "it would hide megatron.core"
+
+
+def test_megatron_training_is_ours_from_any_folder(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import megatron.training; print(megatron.training.__file__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(done.stdout.strip()) == ROOT / "megatron" / "training" / "__init__.py"
+
+
+@pytest.mark.parametrize("path", tracked("*.py"), ids=name_of)
+def test_files_and_functions_are_short(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= FILE_LINES_MAX or name_of(path).startswith("tests/functional/"), f"{lines} lines: split it"
+    for function in functions(path):
+        length = (function.end_lineno or function.lineno) - function.lineno + 1
+        assert length <= FUNCTION_LINES_MAX, f"{function.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_sources_open_with_what_they_are(path: Path) -> None:
+    document = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert document, "a module begins with a paragraph: what it is, who calls it"
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_environment_and_wall_clock_are_read_in_their_places(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if name_of(path) not in MAY_READ_ENVIRONMENT:
+        assert not re.search(r"os\.(environ|getenv)\b", text), "read it in environment.py"
+    if name_of(path) not in MAY_READ_WALL_CLOCK:
+        assert not re.search(r"time\.time\(|datetime\.(now|utcnow|today)\(", text), (
+            "pass a clock, or use the monotonic one"
+        )
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_every_source_has_its_test(path: Path) -> None:
+    name = name_of(path)
+    if path.name == "__init__.py" or name == "setup.py":
+        return
+    elsewhere = TESTED_ELSEWHERE.get(name)
+    if elsewhere:
+        assert (ROOT / elsewhere).is_file()
+        return
+    mirrored = Path(name.removeprefix("megatron/")).parent / f"test_{path.name}"
+    assert (ROOT / "tests" / "unit" / mirrored).is_file(), f"tests/unit/{mirrored} is missing"
+
+
+def test_no_exception_to_the_rules_is_out_of_date() -> None:
+    names = {name_of(path) for path in sources()}
+    for table in (MAY_READ_ENVIRONMENT, MAY_READ_WALL_CLOCK, TESTED_ELSEWHERE):
+        assert set(table) <= names, set(table) - names
+
+
+@pytest.mark.parametrize("path", tracked("*.py", "*.md", "*.sh", "*.toml", "Makefile"), ids=name_of)
+def test_nothing_unfinished_or_of_one_machine_is_committed(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b", text)
+    assert not re.search(r"(?<![\w.$}/])/(root|home)/\w", text), "a path of one machine"
+
+
+@pytest.mark.parametrize("path", tracked("tests/*.py"), ids=name_of)
+def test_tests_assert_something(path: Path) -> None:
+    checks = re.compile(r"Assert|raises|assert_|check_|verify|expect|warns")
+    for function in functions(path):
+        if function.name.startswith("test_"):
+            assert checks.search(ast.dump(function)), f"{function.name} asserts nothing that can be seen"

@@ -1,0 +1,93 @@
+"""Checkpoint files are written by the rank itself; results pass through memory, without a helper process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from megatron.resilience.patches import registry
+from megatron.resilience.patches.filesystem_async import MemoryFileQueue
+from megatron.training import preload  # noqa: F401  (device and patches first)
+
+MODULE = "megatron.core.dist_checkpointing.strategies.filesystem_async"
+
+
+def test_items_come_out_in_order() -> None:
+    box = MemoryFileQueue()
+    for item in ({1: "a"}, [2], "three"):
+        box.put(item)
+    assert [box.get_nowait() for _ in range(3)] == [{1: "a"}, [2], "three"]
+    with pytest.raises(queue.Empty):
+        box.get_nowait()
+
+
+def test_a_forked_child_can_put_more_than_a_pipe_holds_before_anyone_reads() -> None:
+    box = MemoryFileQueue()
+    child = multiprocessing.get_context("fork").Process(target=box.put, args=(b"x" * 5_000_000,))
+    child.start()
+    child.join(timeout=30)
+    assert child.exitcode == 0
+    assert len(box.get_nowait()) == 5_000_000
+
+
+def test_an_item_that_is_not_whole_is_not_given() -> None:
+    box = MemoryFileQueue()
+    os.pwrite(box._descriptor, (100).to_bytes(8, "little") + b"short", 0)
+    with pytest.raises(queue.Empty):
+        box.get_nowait()
+
+
+def test_the_descriptor_is_closed_with_the_queue() -> None:
+    box = MemoryFileQueue()
+    descriptor = box._descriptor
+    del box
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_save_starts_no_process() -> None:
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    filesystem_async._get_write_results_queue()
+    assert psutil.Process().children() == []
+
+
+def test_without_the_patch_each_rank_starts_a_manager_process() -> None:
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    registry.revert_patches(["checkpoint-results-queue"])
+    try:
+        filesystem_async._get_write_results_queue()
+        children = psutil.Process().children()
+        assert children
+    finally:
+        filesystem_async._results_queue = None
+        registry.apply_patches(on_cuda=False)
+        for child in psutil.Process().children():
+            child.kill()
+            child.wait(timeout=10)
+
+
+def write(path: Path) -> Any:
+    """What the writer of one file without tensors puts into its queue."""
+    from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+    box = MemoryFileQueue()
+    FileSystemWriterAsync.write_preloaded_data_multiproc([], False, 0, [(str(path), path.name, ([], []))], box)
+    return box.get_nowait()
+
+
+def test_a_bucket_is_written_in_this_process(tmp_path: Path) -> None:
+    assert write(tmp_path / "file") == {0: []}
+    assert (tmp_path / "file").exists()
+    assert psutil.Process().children() == []
+
+
+def test_an_error_of_writing_is_the_result(tmp_path: Path) -> None:
+    assert isinstance(write(tmp_path / "absent" / "file"), FileNotFoundError)
