@@ -26,7 +26,8 @@ def join_job(plan: Plan, environment: Environment) -> None:
     backend = (parallel.distributed_backend or "nccl") if plan.on_cuda else "gloo"
     torch.distributed.init_process_group(
         backend,
-        init_method=f"tcp://{environment.master_address}:{environment.master_port}",
+        # torchrun serves the meeting point itself and tells so in its environment, which only env:// reads.
+        init_method="env://" if environment.world_size > 1 else f"tcp://{environment.master_address}:0",
         rank=environment.global_rank,
         world_size=environment.world_size,
         timeout=timedelta(minutes=parallel.distributed_timeout_minutes),
