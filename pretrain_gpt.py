@@ -25,8 +25,6 @@ def model_provider(plan: Plan, config: Any, *, pre_process: bool, post_process: 
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
 
-    from megatron.training.data import tokenizer_of
-    from megatron.training.tokenizer import padded_vocab_size
     from megatron.training.transformer_config import uses_transformer_engine
 
     model = plan.settings.model
@@ -35,11 +33,7 @@ def model_provider(plan: Plan, config: Any, *, pre_process: bool, post_process: 
         transformer_layer_spec=get_gpt_decoder_block_spec(
             config, uses_transformer_engine(plan), normalization=model.normalization, vp_stage=vp_stage
         ),
-        vocab_size=padded_vocab_size(
-            tokenizer_of(plan).vocab_size,
-            model.make_vocab_size_divisible_by,
-            plan.settings.parallel.tensor_model_parallel_size,
-        ),
+        vocab_size=plan.padded_vocab_size,
         max_sequence_length=model.max_position_embeddings,
         pre_process=pre_process,
         post_process=post_process,

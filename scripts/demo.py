@@ -51,7 +51,7 @@ def main() -> int:
     )
     if code:
         return code
-    for name in ("straight", "resumed", "checkpoints", "middle"):
+    for name in ("straight", "resumed", "checkpoints"):
         shutil.rmtree(FOLDER / name, ignore_errors=True)
     say(f"2. Training: {ITERATIONS} iterations on 4 machines of 2 processes (tensor 2 x pipeline 2 x data 2)")
     checkpoints = FOLDER / "checkpoints"

@@ -33,6 +33,8 @@ TESTED_ELSEWHERE = {
     "megatron/training/data.py": "tests/distributed/test_features.py",
     "megatron/training/initialize.py": "tests/distributed/test_bit_equality.py",
     "megatron/training/loop.py": "tests/distributed/test_features.py",
+    "megatron/training/moe_losses.py": "tests/distributed/test_features.py",
+    "megatron/training/parameter_norm.py": "tests/distributed/test_features.py",
     "megatron/training/model_setup.py": "tests/distributed/test_bit_equality.py",
     "megatron/training/preload.py": "tests/unit/resilience/patches/test_registry.py",
     "megatron/training/pretrain.py": "tests/distributed/test_bit_equality.py",

@@ -9,7 +9,6 @@ from megatron.training.checkpoint_files import Checkpoint
 from megatron.training.config import ModelSettings, MoeSettings, Settings, SettingsError
 from megatron.training.config.flag import flags_of
 from megatron.training.layout import Plan
-from megatron.training.tokenizer import padded_vocab_size
 
 # What makes two models another model: names in ModelSettings and MoeSettings.
 _SHAPE = (
@@ -22,11 +21,11 @@ _SHAPE = (
 _FREE_WITHOUT_LEARNED_POSITIONS = "max_position_embeddings"
 
 
-def facts_of(plan: Plan, *, consumed_train_samples: int, padded_vocab_size: int) -> dict[str, Any]:
+def facts_of(plan: Plan, *, consumed_train_samples: int) -> dict[str, Any]:
     """Facts for the manifest of a checkpoint: model, layout, precision, schedule, position in the data."""
     parallel = plan.settings.parallel
     return {
-        "model": {**model_shape(plan), "padded_vocab_size": padded_vocab_size},
+        "model": {**model_shape(plan), "padded_vocab_size": plan.padded_vocab_size},
         "layout": {
             "tensor": parallel.tensor_model_parallel_size,
             "pipeline": parallel.pipeline_model_parallel_size,
@@ -89,6 +88,7 @@ def check_resume(plan: Plan, checkpoint: Checkpoint) -> None:
                 f"{checkpoint.folder} is of another model: {name.replace('_', '-')} is {saved['model'].get(name)} "
                 f"there, {value} here; load another folder, or make the settings agree"
             )
+    _check_vocabulary(plan, checkpoint)
     if settings.checkpoint.finetune:
         return
     loads_optimizer = not settings.checkpoint.no_load_optim
@@ -110,18 +110,14 @@ def check_resume(plan: Plan, checkpoint: Checkpoint) -> None:
         _check_schedule(plan, checkpoint)
 
 
-def check_vocabulary(plan: Plan, checkpoint: Checkpoint, vocab_size: int) -> None:
-    """Raises SettingsError when `vocab_size` ids do not pad to the rows of the checkpoint's embedding.
-
-    The layout may differ, and with it the padding: the rows are counted as they were when the checkpoint was written.
-    """
-    _require_facts(checkpoint)
-    rows, tensor = checkpoint.facts["model"].get("padded_vocab_size"), checkpoint.facts["layout"].get("tensor")
-    multiple = plan.settings.model.make_vocab_size_divisible_by
-    if type(tensor) is not int or tensor < 1 or padded_vocab_size(vocab_size, multiple, tensor) != rows:
+def _check_vocabulary(plan: Plan, checkpoint: Checkpoint) -> None:
+    """The embedding's rows must be equal, padding included: added rows would take part in the softmax untrained."""
+    rows, tensor = checkpoint.facts["model"].get("padded_vocab_size"), plan.settings.parallel.tensor_model_parallel_size
+    if rows != plan.padded_vocab_size:
         raise SettingsError(
-            f"{checkpoint.folder} is of another vocabulary: {rows} rows there, and the tokenizer has {vocab_size} ids; "
-            "give the tokenizer and the --make-vocab-size-divisible-by that it was trained with"
+            f"{checkpoint.folder} is of another vocabulary: {rows} rows there, {plan.padded_vocab_size} here; give the "
+            f"tokenizer it was trained with, and a --make-vocab-size-divisible-by that pads to as many on {tensor} "
+            "tensor-parallel ranks"
         )
 
 
@@ -149,7 +145,7 @@ def _check_schedule(plan: Plan, checkpoint: Checkpoint) -> None:
 
 def same_layout(plan: Plan, checkpoint: Checkpoint) -> bool:
     """Whether `checkpoint` was written by the same layout, so that each rank's random state is its own."""
-    return bool(checkpoint.facts["layout"] == facts_of(plan, consumed_train_samples=0, padded_vocab_size=0)["layout"])
+    return bool(checkpoint.facts["layout"] == facts_of(plan, consumed_train_samples=0)["layout"])
 
 
 def with_checkpoint_shape(settings: Settings, checkpoint: Checkpoint) -> Settings:

@@ -105,6 +105,23 @@ def damage_of(folder: Path) -> str:
     return found if isinstance(found, str) else ""
 
 
+def set_aside_later(root: Path, iteration: int) -> tuple[Path, ...]:
+    """Renames the checkpoints after `iteration`, so that they are kept but no longer found; gives their new folders.
+
+    For a run that goes on from `iteration` although later ones exist: the newest must be of its own history.
+    """
+    moved = []
+    for later in saved_iterations(root):
+        for folder in (folder_of(root, later), replaced_folder_of(root, later)):
+            if later > iteration and folder.exists():
+                name = f".set-aside-{folder.name.removeprefix('.replaced-')}"
+                taken = len(list(root.glob(f"{name}*")))
+                aside = root / (f"{name}-{taken + 1}" if taken else name)
+                folder.rename(aside)
+                moved.append(aside)
+    return tuple(moved)
+
+
 def begin(root: Path, iteration: int) -> Path:
     """Makes the empty partial folder for `iteration`, dropping what a killed save left, and returns it."""
     root.mkdir(parents=True, exist_ok=True)

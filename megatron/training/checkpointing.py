@@ -55,11 +55,14 @@ class Progress:
 class Checkpointer:
     """Saves to `--save` and loads from `--load`. All public methods are collective unless they say otherwise."""
 
-    def __init__(self, plan: Plan, padded_vocab_size: int) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._padded_vocab_size = padded_vocab_size
         self._background = AsyncCallsQueue()
+        self._strategy: Any = None
+        self._went_on_from = 0
+        self._has_saved = False
         self.newest_saved: int | None = None
+        """Iteration of the newest checkpoint in --save that is of this run's history."""
 
     def load(self, trainee: Trainee) -> tuple[Progress, tuple[str, ...]]:
         """Loads the newest whole checkpoint of `--load`, if there is one; gives the lines to tell the user.
@@ -74,6 +77,9 @@ class Checkpointer:
         if checkpoint is None:
             return Progress(), (f"no checkpoint in {settings.load}: starting at iteration 0",)
         progress = self._load_from(checkpoint, trainee)
+        self._went_on_from = progress.iteration
+        if settings.save and Path(settings.save).resolve() == Path(settings.load).resolve():
+            self.newest_saved = progress.iteration
         if not same_layout(self._plan, checkpoint) and not settings.finetune:
             lines += ("loaded into another layout: random states start anew, dropout differs from a straight run",)
         return progress, (*lines, f"loaded {checkpoint.folder} at iteration {progress.iteration}")
@@ -84,21 +90,20 @@ class Checkpointer:
         self.poll(blocking=True)
         gather_parameters(self._plan, trainee)
         if torch.distributed.get_rank() == 0:
+            for folder in () if self._has_saved else checkpoint_files.set_aside_later(root, self._went_on_from):
+                print(f"WARNING: kept aside as {folder}: this run went on from before it", flush=True)
             checkpoint_files.begin(root, progress.iteration)
+        self._has_saved = True
         torch.distributed.barrier()
         request = dist_checkpointing.save(
-            self._state(trainee, progress, loading=False),
+            self._state(trainee, progress, loading=False, with_rng=not self._plan.settings.checkpoint.no_save_rng),
             str(checkpoint_files.partial_folder_of(root, progress.iteration)),
             self._save_strategy(),
             validate_access_integrity=True,
             async_sharded_save=self._plan.settings.checkpoint.async_save,
             content_metadata=_METADATA,
         )
-        facts = facts_of(
-            self._plan,
-            consumed_train_samples=progress.consumed_train_samples,
-            padded_vocab_size=self._padded_vocab_size,
-        )
+        facts = facts_of(self._plan, consumed_train_samples=progress.consumed_train_samples)
         iteration = progress.iteration
         if request is None:
             self._finish(root, iteration, facts)
@@ -154,7 +159,11 @@ class Checkpointer:
             trainee.optimizer.reload_model_params()
             return Progress()
         if self._with_optimizer():
-            trainee.optimizer.load_state_dict(fit_parts(loaded["optimizer"], wanted["optimizer"]))
+            try:
+                fitting = fit_parts(loaded["optimizer"], wanted["optimizer"])
+            except ValueError as error:
+                raise SettingsError(f"{checkpoint.folder}: {error}") from error
+            trainee.optimizer.load_state_dict(fitting)
             trainee.scheduler.load_state_dict(loaded["opt_param_scheduler"])
         else:
             trainee.optimizer.reload_model_params()
@@ -171,7 +180,7 @@ class Checkpointer:
         settings = self._plan.settings.checkpoint
         return not (settings.no_load_optim or settings.finetune) if loading else not settings.no_save_optim
 
-    def _state(self, trainee: Trainee, progress: Progress, *, loading: bool, with_rng: bool = True) -> dict[str, Any]:
+    def _state(self, trainee: Trainee, progress: Progress, *, loading: bool, with_rng: bool) -> dict[str, Any]:
         """The sharded state dict: what to save, or the shape of what to load."""
         state: dict[str, Any] = {
             _model_key(trainee, index): module.sharded_state_dict(metadata=_METADATA)
@@ -181,7 +190,7 @@ class Checkpointer:
             state["optimizer"] = trainee.optimizer.sharded_state_dict(
                 dict(state), is_loading=loading, metadata=_METADATA
             )
-        if with_rng and not (not loading and self._plan.settings.checkpoint.no_save_rng):
+        if with_rng:
             state["rng_state"] = ShardedObject(
                 "rng_state", _rng_state(), (torch.distributed.get_world_size(),), (torch.distributed.get_rank(),)
             )
@@ -195,14 +204,20 @@ class Checkpointer:
         return state
 
     def _save_strategy(self) -> Any:
+        """A strategy a save, or one for all of them where its plan may be kept."""
         settings = self._plan.settings.checkpoint
+        if self._strategy is not None:
+            return self._strategy
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             strategy = get_default_save_sharded_strategy("torch_dist")
         strategy.thread_count = 1  # files are written by the rank itself, one each
+        strategy.use_cached_ckpt_structure = settings.ckpt_assume_constant_structure
         if settings.ckpt_fully_parallel_save:
             group = parallel_state.get_data_parallel_group(with_context_parallel=True)
             strategy = FullyParallelSaveStrategyWrapper(strategy, group, settings.ckpt_assume_constant_structure)
+        if settings.ckpt_assume_constant_structure:
+            self._strategy = strategy
         return strategy
 
 

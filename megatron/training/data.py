@@ -6,9 +6,10 @@ is a function of the files, the seed and the samples consumed. Called by `pretra
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from megatron.core import parallel_state
@@ -16,12 +17,16 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, MockGPTDataset
 from megatron.core.utils import get_batch_on_this_cp_rank
 
+from megatron.training.config import SettingsError
 from megatron.training.data_files import parse_blend
 from megatron.training.layout import Plan
 from megatron.training.samplers import CyclicSampler, SamplerShape, SequentialSampler
 from megatron.training.tokenizer import Tokenizer, TokenizerSettings, build_tokenizer
+from megatron.training.transformer_config import uses_transformer_engine
 
-Split = Literal["train", "valid", "test"]
+
+class DataEndedError(RuntimeError):
+    """A loader was asked for more than its data set holds."""
 
 
 class DatasetsProvider(Protocol):
@@ -47,15 +52,15 @@ class Batch:
 
 
 def tokenizer_of(plan: Plan) -> Tokenizer:
-    """The tokenizer that the settings name; one of made-up words for made-up data."""
+    """The tokenizer that the settings name."""
     data = plan.settings.data
     return build_tokenizer(
         TokenizerSettings(
-            tokenizer_type=data.tokenizer_type or "NullTokenizer",
+            tokenizer_type=data.tokenizer_type or "",
             vocab_file=data.vocab_file,
             merge_file=data.merge_file,
             tokenizer_model=data.tokenizer_model,
-            vocab_size=data.vocab_size or (1023 if data.mock_data and data.tokenizer_type is None else None),
+            vocab_size=data.vocab_size,
         )
     )
 
@@ -120,8 +125,26 @@ def _blend(paths: tuple[str, ...] | None) -> tuple[list[str], list[float] | None
     return [prefix for _, prefix in pairs], weights or None
 
 
-def build_loader(plan: Plan, dataset: Any, *, consumed_samples: int) -> Iterator[dict[str, Any]] | None:
-    """Endless or one-pass iterator of collated micro-batches; None where `dataset` is None."""
+def check_enough_samples(plan: Plan, train: Any) -> None:
+    """Raises SettingsError, on all ranks, when the training set ends before the run does. Collective.
+
+    megatron-core makes as many passes as asked for, but only one of a blend without weights.
+    """
+    if plan.settings.run.skip_train or plan.settings.data.dataloader_type == "cyclic":
+        return
+    fewest = torch.tensor([plan.train_samples if train is None else len(train)], device=torch.cuda.current_device())
+    torch.distributed.all_reduce(fewest, op=torch.distributed.ReduceOp.MIN)
+    if int(fewest) < plan.train_samples:
+        raise SettingsError(
+            f"the training data has {int(fewest)} samples, the run wants {plan.train_samples}; give each prefix of "
+            "--data-path a weight to read it more than once, or train for less"
+        )
+
+
+def build_loader(
+    plan: Plan, dataset: Any, *, consumed_samples: int, wraps: bool = False
+) -> Iterator[dict[str, Any]] | None:
+    """Iterator of collated micro-batches, endless if it `wraps`; None where `dataset` is None."""
     if dataset is None:
         return None
     shape = SamplerShape(
@@ -132,7 +155,7 @@ def build_loader(plan: Plan, dataset: Any, *, consumed_samples: int) -> Iterator
         data_parallel_size=plan.data_parallel_size,
     )
     cyclic = plan.settings.data.dataloader_type == "cyclic"
-    sampler = CyclicSampler(shape, plan.settings.run.seed) if cyclic else SequentialSampler(shape)
+    sampler = CyclicSampler(shape, plan.settings.run.seed) if cyclic else SequentialSampler(shape, wraps=wraps)
     workers = plan.settings.data.num_workers
     return iter(
         torch.utils.data.DataLoader(
@@ -148,20 +171,21 @@ def build_loader(plan: Plan, dataset: Any, *, consumed_samples: int) -> Iterator
 
 
 class BatchSource:
-    """Turns a loader's samples into `Batch`es, one source a model chunk. `next_batch` may raise StopIteration."""
+    """Turns a loader's samples into `Batch`es, one source a model chunk."""
 
     def __init__(self, plan: Plan, loader: Iterator[dict[str, Any]] | None) -> None:
         self._plan = plan
         self._loader = loader
-        self._causal_mask: torch.Tensor | None = None
+        self._makes_mask = not uses_transformer_engine(plan)
 
     def next_batch(self) -> Batch:
-        """The next micro-batch; without a loader only the mask is given."""
+        """The next micro-batch; without a loader only the mask is given. Raises DataEndedError after the last one."""
         if self._loader is None:
             return Batch(tokens=None, labels=None, loss_mask=None, position_ids=None, attention_mask=self._mask(None))
-        sample = {
-            key: value.to(torch.cuda.current_device(), non_blocking=True) for key, value in next(self._loader).items()
-        }
+        loaded = next(self._loader, None)
+        if loaded is None:
+            raise DataEndedError("the data set has no further whole micro-batch; prepare more text or train for less")
+        sample = {key: value.to(torch.cuda.current_device(), non_blocking=True) for key, value in loaded.items()}
         if self._plan.settings.parallel.context_parallel_size > 1:
             sample = get_batch_on_this_cp_rank(sample)
         return Batch(
@@ -173,12 +197,13 @@ class BatchSource:
         )
 
     def _mask(self, from_data: torch.Tensor | None) -> torch.Tensor | None:
-        from megatron.training.transformer_config import uses_transformer_engine
-
-        if from_data is not None or uses_transformer_engine(self._plan):
+        if from_data is not None or not self._makes_mask:
             return from_data
-        if self._causal_mask is None:
-            length = self._plan.settings.data.seq_length or 0
-            shape, device = (1, 1, length, length), torch.cuda.current_device()
-            self._causal_mask = torch.triu(torch.ones(shape, dtype=torch.bool, device=device), diagonal=1)
-        return self._causal_mask
+        return _causal_mask(self._plan.settings.data.seq_length or 0)
+
+
+@functools.cache
+def _causal_mask(length: int) -> torch.Tensor:
+    """One mask for all sources of this rank: bool [1, 1, length, length], True above the diagonal."""
+    ones = torch.ones((1, 1, length, length), dtype=torch.bool, device=torch.cuda.current_device())
+    return torch.triu(ones, diagonal=1)

@@ -14,6 +14,7 @@ It imports no torch, so that a wrong path is reported in milliseconds.
 """
 
 import difflib
+import itertools
 import math
 import re
 import struct
@@ -136,6 +137,36 @@ def parse_split(split: str) -> tuple[float, float, float]:
     padded = np.asarray((*numbers, 0.0, 0.0, 0.0)[: len(SPLIT_NAMES)], dtype=np.float64)
     train, valid, test = (padded / padded.sum()).tolist()  # megatron-core's own arithmetic, for the same bits
     return train, valid, test
+
+
+def split_counts(shares: tuple[float, float, float], sequences: int) -> tuple[int, int, int]:
+    """How many of a dataset's `sequences` (documents) training, validation and test get, as megatron-core cuts."""
+    bounds = [round(share * sequences) for share in itertools.accumulate(shares, initial=0.0)]
+    train, valid, test = (end - start for start, end in itertools.pairwise(bounds))
+    return train, valid, test
+
+
+def fit_split(split: str, sequences: Sequence[int]) -> tuple[str, tuple[str, ...]]:
+    """(`split` without the parts that would be empty in one of the datasets, names of those parts).
+
+    megatron-core searches an empty part for ever. Raises DataError when nothing is left to train on.
+    """
+    shares = list(parse_split(split))
+    dropped: list[str] = []
+    while True:
+        counts = [split_counts((shares[0], shares[1], shares[2]), number) for number in sequences]
+        empty = [i for i in range(3) if shares[i] > 0 and min(count[i] for count in counts) < 1]
+        if 0 in empty or shares[0] == 0:
+            raise DataError(
+                f"--split {split} leaves a dataset of {min(sequences)} documents without one to train on; "
+                "prepare more documents, or give training a greater share"
+            )
+        if not empty:
+            break
+        for i in empty:
+            dropped.append(SPLIT_NAMES[i])
+            shares[i] = 0.0
+    return (",".join(f"{share:.17f}" for share in shares) if dropped else split), tuple(dropped)
 
 
 def _number(text: str) -> float | None:

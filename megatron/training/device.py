@@ -28,11 +28,6 @@ def on_cuda() -> bool:
     return torch.cuda.is_available() if not _installed else False
 
 
-def device_name() -> str:
-    """`"cuda"` or `"cpu"`, for messages."""
-    return "cuda" if on_cuda() else "cpu"
-
-
 def install_device() -> None:
     """Makes megatron-core's `torch.cuda` calls mean this machine's device. Idempotent; absent where CUDA is."""
     global _installed

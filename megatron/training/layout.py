@@ -37,6 +37,7 @@ class Plan:
     """A run that can start: full settings and the sizes derived from them.
 
     `virtual_pipeline_size` is None without interleaving. `moe_layer_pattern` has one entry a layer.
+    `padded_vocab_size` is known once the tokenizer has been read (by the preflight), and 0 before.
     """
 
     settings: Settings
@@ -48,6 +49,7 @@ class Plan:
     train_samples: int
     moe_layer_pattern: tuple[int, ...]
     on_cuda: bool
+    padded_vocab_size: int = 0
 
     @property
     def precision(self) -> str:
@@ -71,6 +73,10 @@ def resolve(settings: Settings, *, world_size: int, on_cuda: bool) -> Plan:
             run=_full_run(settings, global_batch_size),
             optimizer=_full_optimizer(settings, train_iters, train_samples),
             data=_full_data(settings.data),
+            # Who only evaluates needs the weights alone.
+            checkpoint=dataclasses.replace(
+                settings.checkpoint, no_load_optim=settings.checkpoint.no_load_optim or settings.run.skip_train
+            ),
         ),
         world_size=world_size,
         data_parallel_size=data_parallel_size,

@@ -6,20 +6,22 @@ log, finished background saves, evaluation, save, ending.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from megatron.core.num_microbatches_calculator import update_num_microbatches
-from megatron.core.optimizer.clip_grads import get_grad_norm_fp32
 
 from megatron.training.checkpointing import Checkpointer, Progress
 from megatron.training.data import BatchSource, build_loader
 from megatron.training.ending import Ending, EndingWatch
 from megatron.training.layout import Plan
 from megatron.training.model_setup import Trainee
+from megatron.training.parameter_norm import parameter_norm
 from megatron.training.reporting import Reporter
 from megatron.training.step import ForwardStep, evaluate, train_step
 
@@ -65,12 +67,12 @@ class TrainingLoop:
                 progress.iteration += 1
                 progress.consumed_train_samples += result.samples
                 progress.skipped_iterations += result.skipped
-                norm = self._params_norm() if plan.settings.logging.log_params_norm else None
-                self._reporter.step(progress.iteration, progress.consumed_train_samples, result, norm)
+                self._reporter.step(progress.iteration, progress.consumed_train_samples, result, self._norm(progress))
                 self._checkpointer.poll()
-                if run.eval_interval and run.eval_iters and progress.iteration % run.eval_interval == 0:
-                    self._evaluate_valid(progress)
-                saved = self._save_if_due(progress)
+                with self._reporter.paused():
+                    if run.eval_interval and run.eval_iters and progress.iteration % run.eval_interval == 0:
+                        self._evaluate_valid(progress)
+                    saved = self._save_if_due(progress)
                 ending = watch.agree(progress.iteration)
                 if ending is not Ending.GOES_ON and not saved:
                     self.save(progress)
@@ -80,15 +82,13 @@ class TrainingLoop:
 
     def finish(self, progress: Progress, ending: Ending) -> None:
         """After the last iteration: final save, final evaluations, background saves done. Collective."""
-        newest = self._checkpointer.newest_saved
-        if ending is Ending.GOES_ON and newest != progress.iteration and not self._plan.settings.run.skip_train:
-            self._checkpointer.poll(blocking=True)
-            if self._checkpointer.newest_saved != progress.iteration:
-                self.save(progress)
+        self._checkpointer.poll(blocking=True)
+        is_saved = self._checkpointer.newest_saved == progress.iteration
+        if ending is Ending.GOES_ON and not is_saved and not self._plan.settings.run.skip_train:
+            self.save(progress)
         if ending is Ending.GOES_ON and self._plan.settings.run.eval_iters:
             self._evaluate_valid(progress)
-            test = self._sources(self._datasets.test, 0)
-            self._evaluate("test", test, progress)
+            self._evaluate("test", self._datasets.test, self._sources(self._datasets.test, 0, wraps=True), progress)
         self._checkpointer.poll(blocking=True)
 
     def save(self, progress: Progress) -> None:
@@ -114,33 +114,32 @@ class TrainingLoop:
             self.save(progress)
         return due
 
-    def _sources(self, dataset: Any, consumed_samples: int) -> list[BatchSource]:
+    def _sources(self, dataset: Any, consumed_samples: int, *, wraps: bool = False) -> list[BatchSource]:
         """One source a model chunk: each chunk that reads data walks the same samples by itself."""
         return [
-            BatchSource(self._plan, build_loader(self._plan, dataset, consumed_samples=consumed_samples))
+            BatchSource(self._plan, build_loader(self._plan, dataset, consumed_samples=consumed_samples, wraps=wraps))
             for _ in self._trainee.model
         ]
 
     def _evaluate_valid(self, progress: Progress) -> None:
         if self._valid_sources is None:
-            self._valid_sources = self._sources(self._datasets.valid, progress.consumed_valid_samples)
-        progress.consumed_valid_samples += self._evaluate("validation", self._valid_sources, progress)
+            self._valid_sources = self._sources(self._datasets.valid, progress.consumed_valid_samples, wraps=True)
+        progress.consumed_valid_samples += self._evaluate(
+            "validation", self._datasets.valid, self._valid_sources, progress
+        )
 
-    def _evaluate(self, split: str, sources: list[BatchSource], progress: Progress) -> int:
-        if not _some_rank_has(self._datasets.valid if split == "validation" else self._datasets.test):
+    def _evaluate(self, split: str, dataset: Any, sources: list[BatchSource], progress: Progress) -> int:
+        if not _some_rank_has(dataset):
             return 0
         losses, samples = evaluate(self._plan, self._trainee, sources, self._forward_step)
         self._reporter.evaluation(progress.iteration, split, losses)
         return samples
 
-    def _params_norm(self) -> float:
-        """Norm of this rank's parameters, shared ones counted once a rank; summed over model-parallel ranks."""
-        parameters = [parameter.detach().float() for chunk in self._trainee.model for parameter in chunk.parameters()]
-        from megatron.core import parallel_state
-
-        return float(
-            get_grad_norm_fp32(parameters, grad_stats_parallel_group=parallel_state.get_model_parallel_group())
-        )
+    def _norm(self, progress: Progress) -> float | None:
+        settings = self._plan.settings.logging
+        if not settings.log_params_norm or progress.iteration % settings.log_interval:
+            return None
+        return parameter_norm(self._plan, self._trainee)
 
 
 def _some_rank_has(dataset: Any) -> bool:
@@ -150,17 +149,15 @@ def _some_rank_has(dataset: Any) -> bool:
     return bool(flag.item())
 
 
-class _garbage_collection:  # noqa: N801 (a context manager that reads as a function)
+@contextlib.contextmanager
+def _garbage_collection(manual: bool) -> Iterator[None]:
     """Turns the automatic collector off for a while if `manual`."""
-
-    def __init__(self, manual: bool) -> None:
-        self._manual = manual
-
-    def __enter__(self) -> None:
-        if self._manual:
-            gc.collect()
-            gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._manual:
-            gc.enable()
+    if not manual:
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

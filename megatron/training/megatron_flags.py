@@ -262,7 +262,7 @@ withdrawn by Megatron-LM; use --recompute-activations
     --checkpoint-activations
 withdrawn by Megatron-LM; use --expert-tensor-parallel-size
     --moe-extended-tp
-SIGTERM is the only signal handled
+SIGTERM and SIGUSR1 are the signals handled
     --exit-signal-handler-for-training --exit-signal=
 needs the scheduler of NVIDIA's ADLR cluster
     --adlr-autoresume --adlr-autoresume-interval=

@@ -17,7 +17,7 @@ from megatron.core.transformer.module import Float16Module
 
 from megatron.training.checkpoint_facts import schedule_of
 from megatron.training.layout import Plan
-from megatron.training.transformer_config import ddp_config, optimizer_config, transformer_config
+from megatron.training.transformer_config import aligns_param_gather, ddp_config, optimizer_config, transformer_config
 
 
 class ModelProvider(Protocol):
@@ -51,9 +51,19 @@ def build_trainee(plan: Plan, provider: ModelProvider) -> Trainee:
         for chunk in model:
             chunk.broadcast_params()
     optimizer = get_megatron_optimizer(optimizer_config(plan), model, use_gloo_process_groups=False)
+    if plan.settings.optimizer.optimizer == "sgd":
+        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+            part.init_state_fn = _make_momentum
     trainee = Trainee(config=config, model=model, optimizer=optimizer, scheduler=_scheduler(plan, optimizer))
     _connect_schedule(plan, trainee)
     return trainee
+
+
+def _make_momentum(optimizer: Any, _config: Any = None) -> None:
+    """State of a fresh SGD as its first step would make it: megatron-core makes none, and cannot load without."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group["momentum"] else ():
+            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.data))
 
 
 def _chunks(plan: Plan, config: Any, provider: ModelProvider) -> list[Any]:
@@ -121,7 +131,7 @@ def _connect_schedule(plan: Plan, trainee: Trainee) -> None:
         config.no_sync_func = one_or_all([chunk.no_sync for chunk in model])
         if parallel.align_grad_reduce:
             config.grad_sync_func = one_or_all([chunk.start_grad_sync for chunk in model])
-    if parallel.overlap_param_gather and parallel.align_param_gather:
+    if aligns_param_gather(plan):
         config.param_sync_func = one_or_all([chunk.start_param_sync for chunk in model])
 
 

@@ -6,6 +6,7 @@ it joins. Imports no torch, changes nothing, and says what is wrong in one line 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import warnings
@@ -14,12 +15,12 @@ from pathlib import Path
 
 from megatron.training import checkpoint_files
 from megatron.training.arguments import build_parser, parse_settings
-from megatron.training.checkpoint_facts import check_resume, check_vocabulary, with_checkpoint_shape
+from megatron.training.checkpoint_facts import check_resume, with_checkpoint_shape
 from megatron.training.config import CheckpointSettings, Settings, SettingsError
-from megatron.training.data_files import DataError, check_indexed_dataset, parse_blend, parse_split
+from megatron.training.data_files import DataError, check_indexed_dataset, fit_split, parse_blend, parse_split
 from megatron.training.environment import cuda_may_be_there, read_environment
 from megatron.training.layout import Plan, resolve
-from megatron.training.tokenizer import Tokenizer, TokenizerError, TokenizerSettings, build_tokenizer, padded_vocab_size
+from megatron.training.tokenizer import TokenizerError, TokenizerSettings, build_tokenizer, padded_vocab_size
 from megatron.training.validation import check_plan, warnings_of
 
 EXIT_USAGE = 2
@@ -35,12 +36,13 @@ def plan_run(argv: Sequence[str], *, world_size: int, on_cuda: bool) -> tuple[Pl
             settings = _with_shape_of_checkpoint(settings)
         plan = resolve(settings, world_size=world_size, on_cuda=on_cuda)
         check_plan(plan)
-        _check_data(plan)
-        passed_over = _check_load(plan, _tokenizer(plan).vocab_size)
+        plan, dropped = _check_data(plan)
+        plan = dataclasses.replace(plan, padded_vocab_size=_padded_vocab_size(plan))
+        passed_over = _check_load(plan)
         _check_folders(plan)
     except (DataError, TokenizerError, checkpoint_files.CheckpointError) as error:
         raise SettingsError(str(error)) from error
-    return plan, (*(str(item.message) for item in caught), *warnings_of(plan), *passed_over)
+    return plan, (*(str(item.message) for item in caught), *warnings_of(plan), *dropped, *passed_over)
 
 
 def preflight_main(argv: Sequence[str]) -> int:
@@ -70,15 +72,23 @@ def _with_shape_of_checkpoint(settings: Settings) -> Settings:
     return with_checkpoint_shape(settings, found) if found else settings
 
 
-def _check_data(plan: Plan) -> None:
+def _check_data(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with a split that leaves no part empty, and what to tell about it."""
     data = plan.settings.data
-    if data.mock_data:
-        return
     parse_split(data.split or "")
+    if data.mock_data:
+        return plan, ()
+    sequences: dict[str, int] = {}
     for paths in (data.data_path, data.train_data_path, data.valid_data_path, data.test_data_path):
         for _, prefix in parse_blend(paths) if paths else ():
-            check_indexed_dataset(prefix)
+            sequences[prefix] = check_indexed_dataset(prefix).sequences
             _check_index_folder(prefix, data.data_cache_path)
+    if not data.data_path:
+        return plan, ()
+    split, dropped = fit_split(data.split or "", list(sequences.values()))
+    settings = dataclasses.replace(plan.settings, data=dataclasses.replace(data, split=split))
+    lines = tuple(f"--split {data.split} leaves no document for {name}: there will be none" for name in dropped)
+    return dataclasses.replace(plan, settings=settings), lines
 
 
 def _check_index_folder(prefix: str, cache_path: str | None) -> None:
@@ -87,7 +97,7 @@ def _check_index_folder(prefix: str, cache_path: str | None) -> None:
         _check_writable("the cache of", Path(prefix), "give --data-cache-path")
 
 
-def _tokenizer(plan: Plan) -> Tokenizer:
+def _padded_vocab_size(plan: Plan) -> int:
     data = plan.settings.data
     tokenizer = build_tokenizer(
         TokenizerSettings(
@@ -99,13 +109,12 @@ def _tokenizer(plan: Plan) -> Tokenizer:
         )
     )
     parallel = plan.settings.parallel
-    padded_vocab_size(
+    return padded_vocab_size(
         tokenizer.vocab_size, plan.settings.model.make_vocab_size_divisible_by, parallel.tensor_model_parallel_size
     )
-    return tokenizer
 
 
-def _check_load(plan: Plan, vocab_size: int) -> tuple[str, ...]:
+def _check_load(plan: Plan) -> tuple[str, ...]:
     """Warnings about damaged checkpoints; raises when the one to be loaded does not fit."""
     settings = plan.settings.checkpoint
     if settings.load is None:
@@ -113,7 +122,6 @@ def _check_load(plan: Plan, vocab_size: int) -> tuple[str, ...]:
     choice = checkpoint_files.find_checkpoint(Path(settings.load), settings.ckpt_step)
     if choice.checkpoint is not None:
         check_resume(plan, choice.checkpoint)
-        check_vocabulary(plan, choice.checkpoint, vocab_size)
     elif settings.exit_on_missing_checkpoint:
         raise SettingsError(
             f"--load {settings.load} holds no checkpoint, and --exit-on-missing-checkpoint asks for one"

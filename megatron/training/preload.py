@@ -33,4 +33,4 @@ import megatron.core.pipeline_parallel  # noqa: E402, F401
 
 from megatron.resilience.patches.registry import apply_patches  # noqa: E402
 
-PATCHES_APPLIED = apply_patches(on_cuda=device.on_cuda())
+apply_patches(on_cuda=device.on_cuda())

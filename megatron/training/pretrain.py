@@ -14,7 +14,7 @@ from megatron.training import (
 )
 from megatron.training.checkpointing import Checkpointer, Progress
 from megatron.training.config import SettingsError
-from megatron.training.data import DatasetsProvider, dataset_sizes, tokenizer_of
+from megatron.training.data import DatasetsProvider, check_enough_samples, dataset_sizes
 from megatron.training.ending import EndingWatch
 from megatron.training.environment import Environment, read_environment
 from megatron.training.initialize import join_job, leave_job
@@ -25,7 +25,6 @@ from megatron.training.preflight import EXIT_USAGE, plan_run, usage_line
 from megatron.training.reporting import Reporter
 from megatron.training.state_digest import state_digest
 from megatron.training.step import ForwardStep
-from megatron.training.tokenizer import padded_vocab_size
 
 
 def pretrain(
@@ -46,6 +45,8 @@ def pretrain(
         environment = read_environment(plan.settings.parallel.local_rank)
     except SettingsError as error:
         return _refuse(error, environment)
+    if environment.world_size > 1 and not environment.master_port:
+        return _refuse(SettingsError("WORLD_SIZE is set and MASTER_PORT is not; start by trainmover run"), environment)
     watch = EndingWatch(plan.settings.run)
     watch.start()
     try:
@@ -70,15 +71,11 @@ def _train(
     datasets_provider: DatasetsProvider,
     forward_step: ForwardStep,
 ) -> None:
-    vocabulary = padded_vocab_size(
-        tokenizer_of(plan).vocab_size,
-        plan.settings.model.make_vocab_size_divisible_by,
-        plan.settings.parallel.tensor_model_parallel_size,
-    )
     trainee = build_trainee(plan, model_provider)
-    checkpointer = Checkpointer(plan, vocabulary)
+    checkpointer = Checkpointer(plan)
     progress, lines = checkpointer.load(trainee)
     train, valid, test = datasets_provider(plan, dataset_sizes(plan))
+    check_enough_samples(plan, train)
     for line in lines:
         reporter.say(line)
     reporter.start()
@@ -90,7 +87,8 @@ def _train(
     if plan.settings.logging.log_state_digest:
         gather_parameters(plan, trainee)
         _report_digests(trainee, progress, reporter)
-    reporter.say(f"finished at iteration {progress.iteration}: {ending.words}")
+    words = "nothing was trained (--skip-train)" if plan.settings.run.skip_train else ending.words
+    reporter.say(f"finished at iteration {progress.iteration}: {words}")
     reporter.stop()
 
 
@@ -113,6 +111,7 @@ def _headline(plan: Plan) -> str:
 
 
 def _refuse(error: SettingsError, environment: Environment | None) -> int:
-    if environment is None or environment.global_rank == 0:
-        print(usage_line(error), file=sys.stderr, flush=True)
+    """Every rank says it: what is wrong may be so on one machine only."""
+    where = f" (on global rank {environment.global_rank})" if environment and environment.global_rank else ""
+    print(usage_line(error) + where, file=sys.stderr, flush=True)
     return EXIT_USAGE

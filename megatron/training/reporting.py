@@ -6,8 +6,10 @@ reads `--metrics-file`. Called by `loop.py`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -22,21 +24,25 @@ class _Interval:
     """What has come since the last log line."""
 
     iterations: int = 0
+    samples: int = 0
     skipped: int = 0
     not_finite: int = 0
     losses: dict[str, float] = field(default_factory=dict)
-    started_s: float = field(default_factory=time.perf_counter)
+    started_s: float = 0.0
 
 
 def log_line(plan: Plan, iteration: int, consumed_samples: int, step: StepResult, interval: dict[str, Any]) -> str:
-    """One line in Megatron-LM's form. `interval` has `elapsed_ms`, `skipped`, `not_finite` and mean `losses`."""
+    """One line in Megatron-LM's form. `interval` has `elapsed_ms` and `samples` an iteration, `skipped`, `not_finite`
+    and mean `losses`.
+    """
     parts = [
         f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {iteration:8d}/{plan.train_iters:8d}",
         f" consumed samples: {consumed_samples:12d}",
         f" elapsed time per iteration (ms): {interval['elapsed_ms']:.1f}",
     ]
     if plan.settings.logging.log_throughput:
-        tokens_per_s = step.samples * (plan.settings.data.seq_length or 0) / interval["elapsed_ms"] * 1000
+        tokens = interval["samples"] * (plan.settings.data.seq_length or 0)
+        tokens_per_s = tokens / interval["elapsed_ms"] * 1000
         parts.append(f" throughput (tokens/s): {tokens_per_s:.1f}")
     parts += [f" learning rate: {step.learning_rate:.6E}", f" global batch size: {step.samples:5d}"]
     parts += [f" {name}: {value:.6E}" for name, value in interval["losses"].items()]
@@ -58,7 +64,7 @@ class Reporter:
     def __init__(self, plan: Plan, *, speaks: bool) -> None:
         self._plan = plan
         self._speaks = speaks
-        self._interval = _Interval()
+        self._interval = _Interval(started_s=time.perf_counter())
         self._metrics: IO[str] | None = None
         self._tensorboard: Any = None
 
@@ -74,7 +80,7 @@ class Reporter:
             self._tensorboard = SummaryWriter(
                 log_dir=settings.tensorboard_dir, max_queue=settings.tensorboard_queue_size
             )
-        self._interval = _Interval()
+        self._interval = _Interval(started_s=time.perf_counter())
 
     def stop(self) -> None:
         """Closes what `start` opened."""
@@ -93,6 +99,7 @@ class Reporter:
         """Takes in the step that ended `iteration`; prints a line every `--log-interval` iterations."""
         interval = self._interval
         interval.iterations += 1
+        interval.samples += result.samples
         interval.skipped += result.skipped
         finite = all(abs(value) < float("inf") for value in result.losses.values())
         interval.not_finite += not finite
@@ -105,7 +112,14 @@ class Reporter:
             self._plot(iteration, result)
         if iteration % settings.log_interval == 0:
             self.say(log_line(self._plan, iteration, consumed_samples, result, self._means(params_norm)))
-            self._interval = _Interval()
+            self._interval = _Interval(started_s=time.perf_counter())
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside (evaluation, saving) does not count as time of training iterations."""
+        began_s = time.perf_counter()
+        yield
+        self._interval.started_s += time.perf_counter() - began_s
 
     def evaluation(self, iteration: int, split: str, losses: dict[str, float]) -> None:
         """Prints and records the losses of one evaluation."""
@@ -125,6 +139,7 @@ class Reporter:
         counted = max(1, interval.iterations - interval.skipped - interval.not_finite)
         return {
             "elapsed_ms": (time.perf_counter() - interval.started_s) * 1000 / interval.iterations,
+            "samples": interval.samples / interval.iterations,
             "skipped": interval.skipped,
             "not_finite": interval.not_finite,
             "losses": {name: total / counted for name, total in interval.losses.items()},

@@ -6,9 +6,10 @@ own micro-batch of each step, so a run can go on from any `consumed_samples`, an
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +29,26 @@ class SamplerShape:
 
 
 class SequentialSampler:
-    """One pass in order (`--dataloader-type single`); an incomplete last step is dropped."""
+    """One pass in order (`--dataloader-type single`), or one after the other if it `wraps` (evaluation).
 
-    def __init__(self, shape: SamplerShape) -> None:
+    An incomplete last step of a pass is dropped.
+    """
+
+    def __init__(self, shape: SamplerShape, *, wraps: bool = False) -> None:
         self._shape = shape
+        self._wraps = wraps
 
     def __iter__(self) -> Iterator[list[int]]:
         """Lists of `micro_batch_size` sample indices."""
         shape = self._shape
         first_of_rank = shape.data_parallel_rank * shape.micro_batch_size
-        for start in range(shape.consumed_samples, shape.total_samples - shape.step + 1, shape.step):
+        usable = shape.total_samples - shape.total_samples % shape.step
+        start = shape.consumed_samples % usable if self._wraps and usable else shape.consumed_samples
+        while start + shape.step <= shape.total_samples:
             yield list(range(start + first_of_rank, start + first_of_rank + shape.micro_batch_size))
+            start += shape.step
+            if self._wraps and start + shape.step > shape.total_samples:
+                start = 0
 
 
 class CyclicSampler:
@@ -56,14 +66,16 @@ class CyclicSampler:
         """Lists of `micro_batch_size` sample indices; never ends unless the set is empty."""
         shape = self._shape
         first = shape.consumed_samples + shape.data_parallel_rank * shape.micro_batch_size
-        shuffled, order = -1, list[int]()
+        shuffled, order = -1, np.empty(0, dtype=np.int64)
         while shape.total_samples:
             batch = []
             for place in range(first, first + shape.micro_batch_size):
                 number, position = divmod(place, shape.total_samples)
                 if number != shuffled:
-                    shuffled, order = number, list(range(shape.total_samples))
-                    random.Random(f"{self._seed}/{number}").shuffle(order)
-                batch.append(order[position])
+                    shuffled, order = (
+                        number,
+                        np.random.default_rng([self._seed, number]).permutation(shape.total_samples),
+                    )
+                batch.append(int(order[position]))
             yield batch
             first += shape.step

@@ -19,6 +19,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.training.data import BatchSource
 from megatron.training.layout import Plan
 from megatron.training.model_setup import Trainee
+from megatron.training.moe_losses import gather_moe_losses, tracked_names
 from megatron.training.transformer_config import checks_for_nan
 
 ForwardStep = Callable[[BatchSource, Any], tuple[torch.Tensor, Callable[[torch.Tensor], Any]]]
@@ -53,6 +54,9 @@ def train_step(
     losses = _average(_run(plan, trainee, sources, forward_step, forward_only=False))
     if checks_for_nan(plan) and not all(math.isfinite(loss) for loss in losses.values()):
         raise NotANumberError(f"iteration {iteration}: loss is {losses}; lower --lr, or look at the data")
+    auxiliary = gather_moe_losses(plan, get_num_microbatches()) if tracked_names(plan) else {}
+    if losses:
+        losses |= auxiliary
     succeeded, grad_norm, zeros = trainee.optimizer.step()
     samples = get_num_microbatches() * (plan.settings.run.micro_batch_size or 1) * plan.data_parallel_size
     if succeeded:

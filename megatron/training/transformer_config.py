@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -79,8 +80,8 @@ def _fusions(plan: Plan) -> dict[str, Any]:
     run, model = plan.settings.run, plan.settings.model
     bias_activation = run.bias_swiglu_fusion if model.swiglu else run.bias_gelu_fusion
     wanted = {
-        "gradient_accumulation_fusion": run.gradient_accumulation_fusion and uses_transformer_engine(plan),
-        "masked_softmax_fusion": run.masked_softmax_fusion,
+        "gradient_accumulation_fusion": run.gradient_accumulation_fusion and _has("fused_weight_gradient_mlp_cuda"),
+        "masked_softmax_fusion": run.masked_softmax_fusion and _has("scaled_masked_softmax_cuda"),
         "bias_activation_fusion": bias_activation and model.add_bias_linear and not model.squared_relu,
         "bias_dropout_fusion": run.bias_dropout_fusion,
         "apply_rope_fusion": run.apply_rope_fusion and uses_transformer_engine(plan),
@@ -88,6 +89,11 @@ def _fusions(plan: Plan) -> dict[str, Any]:
         "cross_entropy_loss_fusion": run.cross_entropy_loss_fusion,
     }
     return {name: value and plan.on_cuda for name, value in wanted.items()}
+
+
+def _has(extension: str) -> bool:
+    """Whether a compiled CUDA extension (of apex or Megatron-LM) can be imported."""
+    return importlib.util.find_spec(extension) is not None
 
 
 def _layout(plan: Plan) -> dict[str, Any]:
@@ -143,6 +149,12 @@ def uses_transformer_engine(plan: Plan) -> bool:
     return True
 
 
+def aligns_param_gather(plan: Plan) -> bool:
+    """Whether stages start gathering together: only the interleaved schedule does, elsewhere each bucket's use does."""
+    parallel = plan.settings.parallel
+    return parallel.overlap_param_gather and parallel.align_param_gather and plan.virtual_pipeline_size is not None
+
+
 def checks_for_nan(plan: Plan) -> bool:
     """Whether a loss or gradient that is not a number is an error; a dynamic loss scale meets them in good health."""
     run = plan.settings.run
@@ -156,7 +168,7 @@ def ddp_config(plan: Plan) -> Any:
         grad_reduce_in_fp32=run.accumulate_allreduce_grads_in_fp32,
         overlap_grad_reduce=parallel.overlap_grad_reduce,
         overlap_param_gather=parallel.overlap_param_gather,
-        align_param_gather=parallel.align_param_gather,
+        align_param_gather=aligns_param_gather(plan),
         use_distributed_optimizer=parallel.use_distributed_optimizer,
         check_for_nan_in_grad=checks_for_nan(plan),
         bucket_size=parallel.ddp_bucket_size,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from megatron.training.config import SettingsError
 from megatron.training.layout import Plan
 
-_CPU_RECOMPUTE = ("core_attn", "layernorm", "moe", "moe_act", "mlp", "shared_experts")
+_RECOMPUTE_MODULES = ("core_attn", "layernorm", "moe", "moe_act", "mlp", "shared_experts")
 
 
 def check_plan(plan: Plan) -> None:
@@ -122,8 +122,8 @@ def _schedule(plan: Plan) -> Iterator[str]:
     if run.recompute_granularity != "selective" and run.recompute_modules:
         yield "--recompute-modules needs --recompute-granularity selective"
     for name in run.recompute_modules or ():
-        if name not in _CPU_RECOMPUTE:
-            yield f"--recompute-modules {name}: expected some of {' '.join(_CPU_RECOMPUTE)}"
+        if name not in _RECOMPUTE_MODULES:
+            yield f"--recompute-modules {name}: expected some of {' '.join(_RECOMPUTE_MODULES)}"
     if "mlp" in (run.recompute_modules or ()) and plan.settings.model.add_bias_linear:
         yield "recomputing mlp never ends when linear layers have biases; add --disable-bias-linear or leave mlp out"
     if run.fp16 and run.bf16:
@@ -147,6 +147,8 @@ def _optimizer(plan: Plan) -> Iterator[str]:
             f"the weight decay goes from {start} to {end}; give --weight-decay-incr-style linear or cosine, and an end "
             "that is not below the start"
         )
+    if optimizer.optimizer == "sgd" and plan.settings.parallel.use_distributed_optimizer:
+        yield "--optimizer sgd does not go with --use-distributed-optimizer; leave one out"
     if optimizer.override_opt_param_scheduler and optimizer.use_checkpoint_opt_param_scheduler:
         yield "found --override-opt_param-scheduler and --use-checkpoint-opt_param-scheduler, expected one of them"
     if max(optimizer.adam_beta1, optimizer.adam_beta2) >= 1:
@@ -201,6 +203,14 @@ def _experts_of_core(plan: Plan, etp: int) -> Iterator[str]:
         yield "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor"
 
 
+def _cuda(plan: Plan) -> Iterator[str]:
+    parallel = plan.settings.parallel
+    two_stages = plan.virtual_pipeline_size and parallel.pipeline_model_parallel_size == 2
+    if plan.on_cuda and two_stages and not parallel.overlap_p2p_comm:
+        # NCCL has no tags, by which gloo tells the two directions apart.
+        yield "on CUDA, --no-overlap-p2p-communication with virtual stages needs 3 pipeline stages or more"
+
+
 def _cpu(plan: Plan) -> Iterator[str]:
     if plan.on_cuda:
         return
@@ -243,7 +253,7 @@ def _data(plan: Plan) -> Iterator[str]:
 
 
 _CHECKS: tuple[Callable[[Plan], Iterator[str]], ...] = (
-    *(_model, _pipeline, _interleaving, _schedule, _optimizer, _experts, _cpu, _data),
+    *(_model, _pipeline, _interleaving, _schedule, _optimizer, _experts, _cuda, _cpu, _data),
 )
 
 

@@ -63,8 +63,7 @@ class Case:
 
 
 CASES = (
-    Case(name="dense", world_size=8, flags=f"{TP2_PP2} --use-distributed-optimizer"),
-    Case(name="dense-plain-optimizer", world_size=4, flags="--pipeline-model-parallel-size 2"),
+    Case(name="dense", world_size=4, flags="--tensor-model-parallel-size 2 --use-distributed-optimizer"),
     Case(
         name="bf16-sp-overlap",
         world_size=8,
@@ -72,25 +71,40 @@ CASES = (
         "--overlap-param-gather",
         tolerance=2e-2,
     ),
-    Case(name="bf16-plain-optimizer", world_size=4, flags=f"{TP2_PP2} --bf16", tolerance=2e-2),
+    Case(
+        name="plain-optimizer-recompute-full",
+        world_size=4,
+        flags=f"{TP2_PP2} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+    ),
+    Case(
+        name="bf16-plain-optimizer-recompute-selective",
+        world_size=4,
+        flags="--pipeline-model-parallel-size 2 --bf16 --recompute-granularity selective "
+        "--recompute-modules core_attn layernorm",
+        tolerance=2e-2,
+    ),
     Case(
         name="fp16",
         world_size=4,
         flags="--tensor-model-parallel-size 2 --use-distributed-optimizer --fp16 --initial-loss-scale 4096",
         tolerance=1e-2,
     ),
-    Case(name="sequence-parallel", world_size=4, flags="--tensor-model-parallel-size 2 --sequence-parallel"),
+    Case(
+        name="sp-plain-optimizer-overlap",
+        world_size=4,
+        flags="--tensor-model-parallel-size 2 --sequence-parallel --overlap-grad-reduce",
+    ),
     Case(
         name="overlap",
         world_size=4,
         flags="--pipeline-model-parallel-size 2 --use-distributed-optimizer --overlap-grad-reduce "
-        "--overlap-param-gather --ddp-bucket-size 20000",
+        "--overlap-param-gather --ddp-bucket-size 20000 --eval-interval 15 --eval-iters 1",
     ),
-    Case(name="overlap-plain-optimizer", world_size=4, flags="--tensor-model-parallel-size 2 --overlap-grad-reduce"),
     Case(
         name="interleaved-pp2",
         world_size=4,
-        flags=f"--pipeline-model-parallel-size 2 {INTERLEAVED} --use-distributed-optimizer",
+        flags=f"--pipeline-model-parallel-size 2 {INTERLEAVED} --use-distributed-optimizer --eval-interval 15 "
+        "--eval-iters 1",
     ),
     Case(
         name="interleaved-pp2-batched-sends-overlap",
@@ -110,26 +124,15 @@ CASES = (
         "--moe-token-dispatcher-type allgather --use-distributed-optimizer",
     ),
     Case(
-        name="moe-alltoall",
-        world_size=4,
-        flags=f"{MOE} --pipeline-model-parallel-size 2 --expert-model-parallel-size 2 "
-        "--moe-token-dispatcher-type alltoall --use-distributed-optimizer",
-    ),
-    Case(
-        name="moe-tensor-parallel",
+        name="moe-alltoall-tensor-parallel",
         world_size=4,
         flags=f"{MOE} --tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
         "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall",
     ),
     Case(
-        name="recompute-full",
-        world_size=4,
-        flags=f"{TP2_PP2} --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-    ),
-    Case(
-        name="recompute-selective",
-        world_size=4,
-        flags=f"{TP2_PP2} --recompute-granularity selective --recompute-modules core_attn layernorm",
+        name="moe-alltoall",
+        world_size=2,
+        flags=f"{MOE} --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --use-distributed-optimizer",
     ),
     Case(
         name="llama-like-uneven",

@@ -56,9 +56,11 @@ def kill_and_check(job: RunningJob, global_rank: int, pid: int) -> None:
     job.wait_until_nothing_lives()
 
 
-def check_goes_on(jobs: Jobs, folder: Path) -> None:
-    """The next start must resume from the newest whole checkpoint, which no killed save can be."""
+def check_goes_on(jobs: Jobs, folder: Path, killed: RunningJob) -> None:
+    """The next start must resume from the newest whole checkpoint: at least the one whose saving the job told."""
     newest = checkpoint_files.find_checkpoint(folder).checkpoint
+    told = [int(number) for number in re.findall(r"checkpoint at iteration +(\d+) saved", "\n".join(killed.lines))]
+    assert not told or (newest is not None and newest.iteration >= max(told))
     job = start(jobs, folder, "--exit-interval", "1")
     assert job.finish() == 0, "\n".join(job.lines[-20:])
     wanted = f"at iteration {newest.iteration}" if newest else "starting at iteration 0"
@@ -69,9 +71,9 @@ def check_goes_on(jobs: Jobs, folder: Path) -> None:
 # What the job's output or folder shows at each kind of moment.
 MOMENTS = {
     "after the first steps": r" iteration +2/",
-    "in an evaluation": r" iteration +7/",
+    "about an evaluation": r" iteration +7/",
     "after a save": r"checkpoint at iteration +3 ",
-    "in a later save": r" iteration +6/",
+    "about a later save": r" iteration +6/",
 }
 
 
@@ -84,7 +86,7 @@ def test_a_killed_rank_ends_the_job_and_the_next_start_goes_on(
     job = start(jobs, tmp_path / "ck", *mode.split())
     job.wait_for_lines(MOMENTS[moment], 1)
     kill_and_check(job, rank, pid_of(job, rank))
-    check_goes_on(jobs, tmp_path / "ck")
+    check_goes_on(jobs, tmp_path / "ck", job)
 
 
 def test_a_rank_killed_while_the_job_starts_is_named(jobs: Jobs, tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_a_rank_killed_while_the_job_starts_is_named(jobs: Jobs, tmp_path: Path)
         except AssertionError:
             assert time.monotonic() < deadline
     kill_and_check(job, 3, pid)
-    check_goes_on(jobs, tmp_path / "ck")
+    check_goes_on(jobs, tmp_path / "ck", job)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -123,4 +125,4 @@ def test_a_rank_killed_at_any_moment_loses_nothing_that_was_saved(jobs: Jobs, tm
     job.wait_for_lines(rf" iteration +{chance.randrange(1, 20)}/", 1)
     time.sleep(chance.uniform(0, 0.5))  # the moment itself is what is random here
     kill_and_check(job, rank, pid_of(job, rank))
-    check_goes_on(jobs, folder)
+    check_goes_on(jobs, folder, job)

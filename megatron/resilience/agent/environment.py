@@ -46,8 +46,11 @@ def is_loopback(address: str) -> bool:
 
 
 def default_environment(inherited: Mapping[str, str], master_addr: str) -> dict[str, str]:
-    """What is set unless the user did: one thread a rank (two change the bits of a sum), gloo on loopback."""
-    wanted = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    """What is set unless the user did: one thread a rank (two change the bits of a sum), gloo on loopback.
+
+    A spawner that asks torch whether CUDA is there must not start the driver, which does not survive a fork.
+    """
+    wanted = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     if is_loopback(master_addr):
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
     return {name: value for name, value in wanted.items() if name not in inherited}

@@ -108,7 +108,7 @@ PATCHES = (
         name="checkpoint-write-in-process",
         module=_MODULE,
         attribute="FileSystemWriterAsync.write_preloaded_data_multiproc",
-        why="a writer process that dies leaves its rank waiting without a bound, as it does when psutil is missing",
+        why="a writer process that dies leaves its rank waiting without a bound",
         versions=">=0.16,<0.17",
         make=_write_in_this_process,
     ),

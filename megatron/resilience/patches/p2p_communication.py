@@ -51,5 +51,6 @@ PATCHES = (
         "posting, so activations arrive as gradients and training goes silently wrong",
         versions=">=0.16,<0.17",
         make=_tagged_by_direction,
+        cpu_only=True,  # NCCL has no tags; there the combination is refused
     ),
 )

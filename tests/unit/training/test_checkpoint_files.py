@@ -25,6 +25,7 @@ from megatron.training.checkpoint_files import (
     partial_folder_of,
     replaced_folder_of,
     saved_iterations,
+    set_aside_later,
 )
 
 
@@ -379,3 +380,17 @@ def test_facts_that_cannot_be_written_leave_the_older_checkpoint(tmp_path: Path)
     with pytest.raises(TypeError):
         finish(tmp_path, 20, {"content": object()})
     assert newest(tmp_path) == (10, "weights")
+
+
+def test_later_checkpoints_are_kept_aside_and_no_longer_found(tmp_path: Path) -> None:
+    for iteration in (10, 20, 30):
+        save(tmp_path, iteration)
+    moved = set_aside_later(tmp_path, 10)
+    assert [path.name for path in moved] == [".set-aside-iter_0000020", ".set-aside-iter_0000030"]
+    newest = find_checkpoint(tmp_path).checkpoint
+    assert newest is not None
+    assert newest.iteration == 10
+    save(tmp_path, 20)
+    assert [path.name for path in set_aside_later(tmp_path, 10)] == [".set-aside-iter_0000020-2"]
+    assert set_aside_later(tmp_path, 10) == ()
+    assert all((path / MANIFEST).exists() for path in tmp_path.glob(".set-aside-*"))

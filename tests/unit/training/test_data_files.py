@@ -15,8 +15,10 @@ from megatron.training.data_files import (
     DataError,
     IndexedDatasetSummary,
     check_indexed_dataset,
+    fit_split,
     parse_blend,
     parse_split,
+    split_counts,
 )
 from megatron.training.indexed_writer import IndexedWriter
 
@@ -240,3 +242,30 @@ def test_a_split_has_the_bits_that_megatron_core_computes(numbers: list[float]) 
     shares = parse_split(split)
     assert list(shares) == parse_and_normalize_split(split)
     assert math.isclose(sum(shares), 1.0)
+
+
+@given(
+    shares=st.tuples(*[st.integers(0, 1000)] * 3).filter(any),
+    sequences=st.lists(st.integers(1, 5000), min_size=1, max_size=4),
+)
+def test_a_fitted_split_has_no_empty_part(shares: tuple[int, int, int], sequences: list[int]) -> None:
+    split = ",".join(map(str, shares))
+    try:
+        fitted, dropped = fit_split(split, sequences)
+    except DataError:
+        assert min(split_counts(parse_split(split), number)[0] for number in sequences) < 1
+        return
+    kept = parse_split(fitted)
+    for number in sequences:
+        counts = split_counts(kept, number)
+        assert sum(counts) == number
+        assert all((count > 0) == (share > 0) for count, share in zip(counts, kept, strict=True))
+    assert bool(dropped) == (fitted != split)
+
+
+def test_the_cut_is_megatron_cores() -> None:
+    # As it cuts 1000 and 40 documents by the usual split: the ends of the parts are rounded, to even at a half.
+    assert split_counts(parse_split("969,30,1"), 1000) == (969, 30, 1)
+    assert split_counts(parse_split("969,30,1"), 40) == (39, 1, 0)
+    assert fit_split("969,30,1", [40, 1000]) != ("969,30,1", ())
+    assert fit_split("969,30,1", [1000]) == ("969,30,1", ())

@@ -17,6 +17,7 @@ import pretrain_gpt
 from megatron.training import checkpoint_files
 from megatron.training.checkpoint_facts import facts_of
 from megatron.training.config import SettingsError
+from megatron.training.data_files import parse_split
 from megatron.training.environment import cuda_may_be_there
 from megatron.training.indexed_writer import IndexedWriter
 from megatron.training.layout import Plan
@@ -66,9 +67,9 @@ def plan(flags: str, *, world_size: int = 1, on_cuda: bool = False) -> Plan:
     return plan_run(shlex.split(flags), world_size=world_size, on_cuda=on_cuda)[0]
 
 
-def save_checkpoint(root: Path, flags: str = MOCK, *, padded_vocab_size: int = 128) -> Path:
+def save_checkpoint(root: Path, flags: str = MOCK) -> Path:
     (checkpoint_files.begin(root, 20) / "__0_0.distcp").write_text("weights")
-    facts = facts_of(plan(flags), consumed_train_samples=160, padded_vocab_size=padded_vocab_size)
+    facts = facts_of(plan(flags), consumed_train_samples=160)
     checkpoint_files.finish(root, 20, facts)
     return checkpoint_files.folder_of(root, 20)
 
@@ -187,10 +188,19 @@ def test_every_mistake_is_found(case: str, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_a_run_that_can_start_is_silent_and_writes_nothing() -> None:
     prepare_cases()
-    flags = f"{BASE} --data-path data --save new/folder --load new/folder --tensorboard-dir logs --metrics-file m.jsonl"
+    written = "--save new/folder --load new/folder --tensorboard-dir logs --metrics-file m.jsonl"
+    flags = f"{BASE} --data-path data --split 60,20,20 {written}"
     outcome = preflight(flags)
     assert (outcome.code, outcome.stderr) == (0, [])
     assert outcome.cpu_s < CPU_S_MAX
+
+
+def test_a_split_that_leaves_a_part_empty_has_none_of_it() -> None:
+    write_data(Path("data"))
+    found, lines = plan_run(shlex.split(f"{BASE} --data-path data --split 80,19,1"), world_size=1, on_cuda=False)
+    assert [share > 0 for share in parse_split(found.settings.data.split or "")] == [True, True, False]
+    assert lines == ("--split 80,19,1 leaves no document for test: there will be none",)
+    assert "without one to train on" in preflight(f"{BASE} --data-path data --split 1,99").stderr[0]
 
 
 def test_an_uneven_split_that_is_named_is_taken() -> None:
@@ -219,7 +229,8 @@ def test_flags_win_over_the_yaml_file() -> None:
 def test_torch_and_megatron_core_are_not_imported() -> None:
     prepare_cases()
     write_tokenizers()
-    flags = f"{MODEL} {RUN} --data-path data --vocab-file vocab.json --merge-file merges.txt --save new --load absent"
+    files = "--data-path data --split 60,20,20 --vocab-file vocab.json --merge-file merges.txt"
+    flags = f"{MODEL} {RUN} {files} --save new --load absent"
     program = (
         "import sys; sys.path.insert(0, sys.argv.pop(1)); import pretrain_gpt; code = pretrain_gpt.main(sys.argv[1:]);"
         "print(code, sorted({'torch', 'megatron.core', 'transformer_engine', 'triton'} & set(sys.modules)))"
@@ -331,7 +342,8 @@ def test_a_launch_of_megatrons_examples_is_taken(command: str, world_size: int, 
     write_data(Path("data"))
     write_tokenizers()
     _, lines = plan_run(shlex.split(command), world_size=world_size, on_cuda=True)
-    assert list(lines) == [f"{name} is ignored: {MEGATRON_FLAGS[name].reason}" for name in ignored]
+    about_flags = [line for line in lines if not line.startswith("--split")]  # these tiny data leave no validation
+    assert about_flags == [f"{name} is ignored: {MEGATRON_FLAGS[name].reason}" for name in ignored]
 
 
 def test_the_examples_mean_what_they_mean_in_megatron() -> None:

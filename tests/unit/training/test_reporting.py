@@ -101,3 +101,20 @@ def test_evaluations_and_digests_are_recorded(tmp_path: Path) -> None:
     evaluation, state = [json.loads(line) for line in (tmp_path / "m").read_text().splitlines()]
     assert evaluation == {"kind": "evaluation", "iteration": 7, "split": "validation", "losses": {"lm loss": 1.5}}
     assert state["sha256"] == ["ab", "cd"]
+
+
+def test_evaluating_and_saving_do_not_count_as_time_of_iterations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("megatron.training.reporting.time.perf_counter", lambda: now_s[0])
+    reporter = Reporter(plan("--log-throughput"), speaks=True)
+    reporter.start()
+    for iteration, samples in ((1, 16), (2, 32)):
+        now_s[0] += 1.0
+        reporter.step(iteration, 16, step(1.0, samples=samples), None)
+        with reporter.paused():
+            now_s[0] += 100.0
+    line = capsys.readouterr().out
+    assert "elapsed time per iteration (ms): 1000.0" in line
+    assert "throughput (tokens/s): 192.0" in line  # (16 + 32) / 2 samples of 8 tokens in one second

@@ -94,3 +94,26 @@ def test_an_empty_set_gives_nothing(kind: str) -> None:
 def test_a_sampler_can_be_walked_twice() -> None:
     sampler = SequentialSampler(shape(8, 2, 1, 1, 2))
     assert list(sampler) == list(sampler) == [[3], [5], [7]]
+
+
+def test_an_evaluation_reads_its_set_again_and_again_from_any_point() -> None:
+    def indices(consumed: int, rank: int) -> list[list[int]]:
+        shape = SamplerShape(
+            total_samples=7,
+            consumed_samples=consumed,
+            micro_batch_size=1,
+            data_parallel_rank=rank,
+            data_parallel_size=2,
+        )
+        return list(itertools.islice(SequentialSampler(shape, wraps=True), 5))
+
+    assert indices(0, 0) == [[0], [2], [4], [0], [2]]
+    assert indices(0, 1) == [[1], [3], [5], [1], [3]]
+    assert indices(6 * 100 + 4, 0) == [[4], [0], [2], [4], [0]]
+
+
+def test_a_set_smaller_than_a_step_ends_at_once_even_if_it_wraps() -> None:
+    shape = SamplerShape(
+        total_samples=3, consumed_samples=0, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=2
+    )
+    assert list(SequentialSampler(shape, wraps=True)) == []

@@ -27,6 +27,15 @@ def test_gloo_uses_loopback_when_the_master_is_there(address: str) -> None:
 
 
 def test_defaults_never_replace_what_the_user_set() -> None:
-    assert default_environment({}, "10.0.0.1") == {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    chosen = {"OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "eth0", "PYTHONUNBUFFERED": ""}
+    assert default_environment({}, "10.0.0.1") == {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    chosen = {
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "0",
+        "OMP_NUM_THREADS": "4",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "PYTHONUNBUFFERED": "",
+    }
     assert default_environment(chosen, "127.0.0.1") == {}
