@@ -10,8 +10,8 @@ export OMP_NUM_THREADS := 1
 setup: $(STAMP)
 
 $(STAMP): requirements/base.txt requirements/dev.txt pyproject.toml setup.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "found $$($(PYTHON) --version); Python 3.10 or newer is needed: make PYTHON=/path/to/python3"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "found $$($(PYTHON) --version); Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 2; }
 	@$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 2; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \

@@ -21,7 +21,7 @@ from megatron.training.config import SettingsError
 from megatron.training.data_files import parse_blend
 from megatron.training.layout import Plan
 from megatron.training.samplers import CyclicSampler, SamplerShape, SequentialSampler
-from megatron.training.tokenizer import Tokenizer, TokenizerSettings, build_tokenizer
+from megatron.training.tokenizer import tokenizer_for
 from megatron.training.transformer_config import uses_transformer_engine
 
 
@@ -49,20 +49,6 @@ class Batch:
     loss_mask: torch.Tensor | None
     position_ids: torch.Tensor | None
     attention_mask: torch.Tensor | None
-
-
-def tokenizer_of(plan: Plan) -> Tokenizer:
-    """The tokenizer that the settings name."""
-    data = plan.settings.data
-    return build_tokenizer(
-        TokenizerSettings(
-            tokenizer_type=data.tokenizer_type or "",
-            vocab_file=data.vocab_file,
-            merge_file=data.merge_file,
-            tokenizer_model=data.tokenizer_model,
-            vocab_size=data.vocab_size,
-        )
-    )
 
 
 def dataset_sizes(plan: Plan) -> tuple[int, int, int]:
@@ -108,7 +94,7 @@ def _dataset_config(plan: Plan) -> Any:
         num_dataset_builder_threads=data.num_dataset_builder_threads,
         path_to_cache=data.data_cache_path,
         mmap_bin_files=data.mmap_bin_files,
-        tokenizer=tokenizer_of(plan),
+        tokenizer=tokenizer_for(data),
         reset_position_ids=data.reset_position_ids,
         reset_attention_mask=data.reset_attention_mask,
         eod_mask_loss=data.eod_mask_loss,

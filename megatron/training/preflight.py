@@ -20,7 +20,7 @@ from megatron.training.config import CheckpointSettings, Settings, SettingsError
 from megatron.training.data_files import DataError, check_indexed_dataset, fit_split, parse_blend, parse_split
 from megatron.training.environment import cuda_may_be_there, read_environment
 from megatron.training.layout import Plan, resolve
-from megatron.training.tokenizer import TokenizerError, TokenizerSettings, build_tokenizer, padded_vocab_size
+from megatron.training.tokenizer import TokenizerError, padded_vocab_size, tokenizer_for
 from megatron.training.validation import check_plan, warnings_of
 
 EXIT_USAGE = 2
@@ -98,16 +98,7 @@ def _check_index_folder(prefix: str, cache_path: str | None) -> None:
 
 
 def _padded_vocab_size(plan: Plan) -> int:
-    data = plan.settings.data
-    tokenizer = build_tokenizer(
-        TokenizerSettings(
-            tokenizer_type=data.tokenizer_type or "",
-            vocab_file=data.vocab_file,
-            merge_file=data.merge_file,
-            tokenizer_model=data.tokenizer_model,
-            vocab_size=data.vocab_size,
-        )
-    )
+    tokenizer = tokenizer_for(plan.settings.data)
     parallel = plan.settings.parallel
     return padded_vocab_size(
         tokenizer.vocab_size, plan.settings.model.make_vocab_size_divisible_by, parallel.tensor_model_parallel_size

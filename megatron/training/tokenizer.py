@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from megatron.training.config import DataSettings
+
 TOKENIZER_TYPES = ("GPT2BPETokenizer", "HuggingFaceTokenizer", "NullTokenizer")
 END_OF_DOCUMENT = "<|endoftext|>"
 
@@ -67,6 +69,19 @@ class Tokenizer(Protocol):
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of `ids`."""
+
+
+def tokenizer_for(data: DataSettings) -> Tokenizer:
+    """The tokenizer that a run's settings name. Raises TokenizerError."""
+    return build_tokenizer(
+        TokenizerSettings(
+            tokenizer_type=data.tokenizer_type or "",
+            vocab_file=data.vocab_file,
+            merge_file=data.merge_file,
+            tokenizer_model=data.tokenizer_model,
+            vocab_size=data.vocab_size,
+        )
+    )
 
 
 def build_tokenizer(settings: TokenizerSettings) -> Tokenizer:

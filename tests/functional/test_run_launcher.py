@@ -165,7 +165,6 @@ def test_default_log_directory_is_new_for_each_job_and_latest_points_to_it(jobs:
 def test_accepted_preflight_runs_once_and_training_follows(jobs: Jobs) -> None:
     script = """
     import sys
-import uuid
     def preflight(): ...
     print("preflight" if "--preflight-only" in sys.argv else "training")
     """

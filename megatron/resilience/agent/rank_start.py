@@ -28,7 +28,7 @@ from megatron.resilience.agent.process_tree import name_process, set_parent_deat
 _DETAILS_CHARACTERS_MAX = 4000
 
 
-class StartMode(str, enum.Enum):
+class StartMode(enum.StrEnum):
     """How ranks come to be."""
 
     FORK = "fork"

@@ -18,6 +18,11 @@ from megatron.training import preload  # noqa: F401  (device and patches first)
 MODULE = "megatron.core.dist_checkpointing.strategies.filesystem_async"
 
 
+def children() -> set[psutil.Process]:
+    """The test process's own; other tests of the session may have some too."""
+    return set(psutil.Process().children())
+
+
 def test_items_come_out_in_order() -> None:
     box = MemoryFileQueue()
     for item in ({1: "a"}, [2], "three"):
@@ -54,22 +59,23 @@ def test_the_descriptor_is_closed_with_the_queue() -> None:
 def test_a_save_starts_no_process() -> None:
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+    before = children()
     filesystem_async._get_write_results_queue()
-    assert psutil.Process().children() == []
+    assert children() == before
 
 
 def test_without_the_patch_each_rank_starts_a_manager_process() -> None:
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+    before = children()
     registry.revert_patches(["checkpoint-results-queue"])
     try:
         filesystem_async._get_write_results_queue()
-        children = psutil.Process().children()
-        assert children
+        assert children() > before
     finally:
         filesystem_async._results_queue = None
         registry.apply_patches(on_cuda=False)
-        for child in psutil.Process().children():
+        for child in children() - before:
             child.kill()
             child.wait(timeout=10)
 
@@ -84,9 +90,10 @@ def write(path: Path) -> Any:
 
 
 def test_a_bucket_is_written_in_this_process(tmp_path: Path) -> None:
+    before = children()
     assert write(tmp_path / "file") == {0: []}
     assert (tmp_path / "file").exists()
-    assert psutil.Process().children() == []
+    assert children() == before
 
 
 def test_an_error_of_writing_is_the_result(tmp_path: Path) -> None:
