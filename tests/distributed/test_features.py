@@ -278,6 +278,16 @@ def test_finetuning_takes_the_weights_alone(run: Run, tmp_path: Path) -> None:
     assert tuned.losses()[0] < first.losses()[0] - 0.3
 
 
+def test_weights_whose_gathering_was_put_off_are_saved_whole(run: Run, tmp_path: Path) -> None:
+    flags = f"{NO_DROPOUT} --train-iters 6 --lr-decay-iters 40 --use-distributed-optimizer"
+    overlap = "--overlap-grad-reduce --overlap-param-gather"
+    for name, more in (("plain", ""), ("overlap", overlap)):
+        run(name, f"{flags} {more} --save {tmp_path / name}-ck")
+    # Only the weights are loaded: the optimizer's own copy would hide a stale one.
+    tuned = [run(f"{name}-tuned", f"{flags} --load {tmp_path / name}-ck --finetune") for name in ("plain", "overlap")]
+    assert tuned[0].steps() == tuned[1].steps()
+
+
 def test_the_shape_of_the_model_can_come_from_the_checkpoint(run: Run, tmp_path: Path) -> None:
     run("first", f"{NO_DROPOUT} --train-iters 4 --lr-decay-iters 40 --swiglu --save {tmp_path / 'ck'}")
     flags = f"{NO_DROPOUT} --train-iters 6 --lr-decay-iters 40 --load {tmp_path / 'ck'}"
