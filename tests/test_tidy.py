@@ -136,6 +136,14 @@ def test_every_source_has_its_test(path: Path) -> None:
     assert (ROOT / "tests" / "unit" / mirrored).is_file(), f"tests/unit/{mirrored} is missing"
 
 
+def test_every_patch_is_taken_out_by_a_test() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in tracked("tests/unit/resilience/patches/*.py"))
+    patches = "".join(path.read_text(encoding="utf-8") for path in tracked("megatron/resilience/patches/*.py"))
+    names = re.findall(r'^        name="([a-z0-9-]+)"', patches, flags=re.MULTILINE)
+    assert len(names) > 10
+    assert [name for name in names if f'"{name}"' not in tests] == []
+
+
 def test_no_exception_to_the_rules_is_out_of_date() -> None:
     names = {name_of(path) for path in sources()}
     for table in (MAY_READ_ENVIRONMENT, MAY_READ_WALL_CLOCK, TESTED_ELSEWHERE):

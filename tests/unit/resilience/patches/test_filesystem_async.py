@@ -89,11 +89,33 @@ def write(path: Path) -> Any:
     return box.get_nowait()
 
 
-def test_a_bucket_is_written_in_this_process(tmp_path: Path) -> None:
-    before = children()
-    assert write(tmp_path / "file") == {0: []}
-    assert (tmp_path / "file").exists()
-    assert children() == before
+def writers_seen_here(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Writes one file; pids of the writers as this process remembers them: what a forked one notes is lost with it."""
+    from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+    seen: list[int] = []
+    original = FileSystemWriterAsync.write_preloaded_data
+
+    def noting(*args: Any, **kwargs: Any) -> None:
+        seen.append(os.getpid())
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(FileSystemWriterAsync, "write_preloaded_data", staticmethod(noting))
+    assert write(path) == {0: []}
+    assert path.exists()
+    return seen
+
+
+def test_a_bucket_is_written_by_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert writers_seen_here(tmp_path / "file", monkeypatch) == [os.getpid()]
+
+
+def test_without_the_patch_another_process_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.revert_patches(["checkpoint-write-in-process"])
+    try:
+        assert writers_seen_here(tmp_path / "file", monkeypatch) == []
+    finally:
+        registry.apply_patches(on_cuda=False)
 
 
 def test_an_error_of_writing_is_the_result(tmp_path: Path) -> None:
