@@ -19,6 +19,8 @@ FUNCTION_LINES_MAX = 50
 MAY_READ_ENVIRONMENT = {
     "megatron/training/environment.py": "the trainer's one place",
     "megatron/resilience/agent/environment.py": "the launcher's one place",
+    "trainmover_ext/settings.py": "the data plane's one place",
+    "setup.py": "the build's",
     "scripts/prepare_data.py": "sets the tokenizer library's number of threads",
 }
 MAY_READ_WALL_CLOCK = {
@@ -51,6 +53,9 @@ TESTED_ELSEWHERE = {
     "megatron/resilience/cli/machine.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/cli/main.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/cli/usage.py": "tests/unit/resilience/cli/test_run.py",
+    "trainmover_ext/communicator.py": "tests/unit/trainmover_ext/test_backend_operations.py",
+    "trainmover_ext/endpoints.py": "tests/unit/trainmover_ext/test_isolated.py",
+    "trainmover_ext/rendezvous.py": "tests/unit/trainmover_ext/test_backend_operations.py",
     "scripts/demo.py": "tests/functional/test_demo.py",
 }
 
@@ -106,6 +111,14 @@ def test_files_and_functions_are_short(path: Path) -> None:
         assert length <= FUNCTION_LINES_MAX, f"{function.name} has {length} lines"
 
 
+@pytest.mark.parametrize("path", tracked("*.cc", "*.h"), ids=name_of)
+def test_cpp_files_are_short_and_open_with_what_they_are(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= FILE_LINES_MAX
+    if path.suffix == ".h":
+        assert text.startswith("// "), "a header begins with a paragraph: what it is, who calls it"
+
+
 @pytest.mark.parametrize("path", sources(), ids=name_of)
 def test_sources_open_with_what_they_are(path: Path) -> None:
     document = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
@@ -150,7 +163,7 @@ def test_no_exception_to_the_rules_is_out_of_date() -> None:
         assert set(table) <= names, set(table) - names
 
 
-@pytest.mark.parametrize("path", tracked("*.py", "*.md", "*.sh", "*.toml", "Makefile"), ids=name_of)
+@pytest.mark.parametrize("path", tracked("*.py", "*.md", "*.sh", "*.toml", "*.cc", "*.h", "Makefile"), ids=name_of)
 def test_nothing_unfinished_or_of_one_machine_is_committed(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b", text)

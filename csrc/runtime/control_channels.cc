@@ -1,0 +1,178 @@
+// Established control channels: heartbeats, aborts, farewells, and what the end of one means.
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "runtime/control_limits.h"
+#include "runtime/control_plane.h"
+#include "runtime/sockets.h"
+
+namespace trainmover {
+namespace {
+
+// In the key of an abort, above the culprit's rank.
+constexpr std::uint64_t kLostBit = std::uint64_t{1} << 32;
+constexpr std::uint64_t kSilentBit = std::uint64_t{1} << 33;
+
+}  // namespace
+
+void ControlPlane::controlUp(Session& session) {
+  const int peer = session.key.peer;
+  if (session.local) {
+    try {
+      auto doorbell = std::make_shared<PeerDoorbell>(session.received[0], std::move(session.received[1]));
+      std::lock_guard<std::mutex> lock(doorbells_mutex_);
+      doorbells_[peer] = std::move(doorbell);
+    } catch (const std::exception& error) {
+      log_.warn(config_.global_rank, error.what());
+      return drop(session.id);
+    }
+  }
+  session.received.clear();
+  session.state = SessionState::kControl;
+  session.deadline_ms = 0;
+  session.last_heard_ms = session.last_sent_ms = monotonicMs();
+  const auto found = wants_.find(session.key);
+  if (found != wants_.end()) {
+    const std::uint64_t under_way = found->second.session;
+    wants_.erase(found);
+    if (under_way != 0 && under_way != session.id) drop(under_way);
+  }
+  if (last_abort_ && last_abort_->generation == generation_) {
+    sendAbort(session, *last_abort_);
+  }
+  listener_.deliver([] {});  // whoever waits for the doorbell looks again
+}
+
+Session* ControlPlane::controlOf(int peer) {
+  const auto found = controls_.find(peer);
+  if (found == controls_.end()) return nullptr;
+  Session& session = *sessions_.at(found->second);
+  return session.state == SessionState::kControl ? &session : nullptr;
+}
+
+void ControlPlane::serveControl(Session& session) {
+  const int peer = session.key.peer;
+  std::uint8_t bytes[4096];
+  std::vector<Descriptor> none;
+  const long got = receiveWith(session.socket.get(), bytes, sizeof bytes, none, 0);
+  if (got < 0) return lost(peer, "its process ended", false);
+  if (got == 0) return;
+  session.last_heard_ms = monotonicMs();
+  session.incoming.insert(session.incoming.end(), bytes, bytes + got);
+  const std::uint64_t id = session.id;
+  try {
+    while (session.incoming.size() >= kFrameHeaderBytes) {
+      const FrameHeader header = decode(session.incoming.data());
+      const std::size_t total = kFrameHeaderBytes + (header.kind == FrameKind::kAbort ? header.bytes : 0);
+      if (session.incoming.size() < total) return;
+      const std::string reason(session.incoming.begin() + kFrameHeaderBytes,
+                               session.incoming.begin() + static_cast<std::ptrdiff_t>(total));
+      session.incoming.erase(session.incoming.begin(), session.incoming.begin() + static_cast<std::ptrdiff_t>(total));
+      takeControlFrame(session, header, reason);
+      if (sessions_.count(id) == 0) return;
+    }
+  } catch (const FrameError& error) {
+    lost(peer, std::string("it sent what cannot be understood: ") + error.what(), false);
+  }
+}
+
+void ControlPlane::takeControlFrame(Session& session, const FrameHeader& header, const std::string& reason) {
+  const int peer = session.key.peer;
+  switch (header.kind) {
+    case FrameKind::kHeartbeat:
+      return;
+    case FrameKind::kAbort: {
+      AbortCause cause;
+      cause.culprit = static_cast<std::int32_t>(static_cast<std::uint32_t>(header.key));
+      cause.why = reason;
+      cause.lost = (header.key & kLostBit) != 0;
+      cause.silent = (header.key & kSilentBit) != 0;
+      return listener_.abortHeard(header.generation, cause);
+    }
+    case FrameKind::kGoodbye:
+      left_[peer] = session.peer_incarnation;
+      forget(peer);
+      return listener_.peerLeft(peer);
+    default:
+      throw FrameError("a frame that belongs on a link came over a control channel");
+  }
+}
+
+void ControlPlane::sendFrame(Session& session, FrameKind kind, Generation generation, std::uint64_t key,
+                             const std::string& reason) {
+  FrameHeader header;
+  header.kind = kind;
+  header.generation = static_cast<std::uint32_t>(generation);
+  header.key = key;
+  const std::string text = reason.substr(0, kAbortReasonBytesMax);
+  header.bytes = text.size();
+  const auto encoded = encode(header);
+  std::vector<std::uint8_t> message(encoded.begin(), encoded.end());
+  message.insert(message.end(), text.begin(), text.end());
+  // Full only when the peer has been silent for long; heartbeats will find that out.
+  if (sendWith(session.socket.get(), message.data(), message.size(), {})) session.last_sent_ms = monotonicMs();
+}
+
+void ControlPlane::tellAbort(const AbortCause& cause) {
+  command([this, cause] {
+    last_abort_ = cause;
+    for (const auto& [peer, id] : controls_) {
+      Session& session = *sessions_.at(id);
+      if (session.state == SessionState::kControl) sendAbort(session, cause);
+    }
+  });
+}
+
+void ControlPlane::sendAbort(Session& session, const AbortCause& cause) {
+  const std::uint64_t key =
+      static_cast<std::uint32_t>(cause.culprit) | (cause.lost ? kLostBit : 0) | (cause.silent ? kSilentBit : 0);
+  sendFrame(session, FrameKind::kAbort, cause.generation, key, cause.why);
+}
+
+void ControlPlane::heartbeats(std::uint64_t now_ms) {
+  const std::uint64_t limit_ms = config_.settings.peer_timeout_ms;
+  // A process that was stopped has heard nobody meanwhile: that says nothing about them.
+  const bool was_stopped = last_tick_ms_ != 0 && elapsedMs(last_tick_ms_, now_ms) > limit_ms / 2;
+  last_tick_ms_ = now_ms;
+  std::vector<int> silent;
+  for (const auto& [peer, id] : controls_) {
+    Session& session = *sessions_.at(id);
+    if (session.state != SessionState::kControl) continue;
+    if (was_stopped) session.last_heard_ms = now_ms;
+    if (elapsedMs(session.last_heard_ms, now_ms) > limit_ms) {
+      silent.push_back(peer);
+    } else if (elapsedMs(session.last_sent_ms, now_ms) > limit_ms / kHeartbeatsPerTimeout) {
+      sendFrame(session, FrameKind::kHeartbeat, generation_, 0, "");
+    }
+  }
+  for (const int peer : silent) {
+    lost(peer,
+         "global rank " + std::to_string(peer) + " gave no sign of life for " + std::to_string(limit_ms) +
+             " ms (TRAINMOVER_PEER_TIMEOUT_MS): its process is stopped, or the link to it is cut",
+         true);
+  }
+}
+
+void ControlPlane::lost(int peer, const std::string& why, bool silent) {
+  forget(peer);
+  listener_.peerLost(peer, why, silent);
+}
+
+// Drops everything to do with `peer`; says nothing to anybody.
+void ControlPlane::forget(int peer) {
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, session] : sessions_) {
+    if (session->key.peer == peer && session->authenticated) ids.push_back(id);
+  }
+  for (const std::uint64_t id : ids) drop(id);
+  controls_.erase(peer);
+  for (auto at = wants_.begin(); at != wants_.end();) at = at->first.peer == peer ? wants_.erase(at) : ++at;
+  for (auto at = delivered_.begin(); at != delivered_.end();) at = at->peer == peer ? delivered_.erase(at) : ++at;
+  std::lock_guard<std::mutex> lock(doorbells_mutex_);
+  doorbells_.erase(peer);
+}
+
+}  // namespace trainmover

@@ -1,0 +1,170 @@
+// The thread that makes and watches connections: accepts, authenticates, connects, keeps one control channel to each
+// process this one works with (liveness, aborts, farewells), and hands finished links to their communicators. It never
+// takes the engine's lock or the interpreter's, so heartbeats go out whatever the rest of the process does.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "base/descriptor.h"
+#include "base/log.h"
+#include "runtime/directory.h"
+#include "runtime/doorbell.h"
+#include "runtime/engine.h"
+#include "runtime/link_source.h"
+#include "runtime/session.h"
+#include "wire/handshake.h"
+
+namespace trainmover {
+
+struct ControlConfig {
+  int global_rank = 0;
+  std::uint64_t incarnation = 0;
+  std::string token;
+  Digest job{};
+  Settings settings;
+};
+
+/// What the control plane tells the runtime. Called on its thread; must not block.
+class ControlListener {
+ public:
+  virtual ~ControlListener() = default;
+  /// `global_rank` died (`silent`: gives no sign of life).
+  virtual void peerLost(int global_rank, const std::string& why, bool silent) = 0;
+  virtual void peerLeft(int global_rank) = 0;
+  /// Another rank aborted `generation` (its low 32 bits; the cause's own generation is not set).
+  virtual void abortHeard(std::uint32_t generation, const AbortCause& cause) = 0;
+  /// A connection can never be made (other job, other version): what waits for it fails with HandshakeRefused.
+  virtual void refused(int global_rank, const std::string& why) = 0;
+  /// Runs under the engine's lock, soon.
+  virtual void deliver(std::function<void()> work) = 0;
+};
+
+class ControlPlane final : public LinkSource {
+ public:
+  ControlPlane(ControlConfig config, Doorbell& doorbell, ControlListener& listener);
+  ~ControlPlane() override { stop(); }
+
+  Endpoint endpoint() const { return endpoint_; }
+  Directory& directory() { return directory_; }
+  void start();
+  /// Says farewell to all peers and ends the thread. Idempotent.
+  void stop();
+
+  /// `serial` tells users of one id, one after the other, apart.
+  void addUser(std::uint64_t communicator, std::uint64_t serial, std::vector<int> global_ranks,
+               std::weak_ptr<LinkUser> user);
+  void removeUser(std::uint64_t communicator, std::uint64_t serial);
+  /// From now on only links of `generation` are made; older ones under way are dropped.
+  void setGeneration(Generation generation);
+  /// Tells all peers that a generation is aborted.
+  void tellAbort(const AbortCause& cause);
+  /// The endpoints of some ranks have changed.
+  void directoryChanged();
+
+  void wantControl(int global_rank) override;
+  void wantLink(std::uint64_t communicator, Generation generation, int global_rank) override;
+  void wantSegment(std::uint64_t communicator, Generation generation, int global_rank, std::size_t bytes) override;
+  void offerSegment(std::uint64_t communicator, Generation generation, Descriptor memory) override;
+  bool sharesMemory(int global_rank) const override;
+  bool knows(int global_rank) const override { return directory_.find(global_rank).has_value(); }
+  std::shared_ptr<PeerDoorbell> doorbellOf(int global_rank) const override;
+  bool crossMemoryAllowed() const override { return config_.settings.use_cross_memory; }
+
+  /// Connections refused or dropped so far, for tests and stats.
+  std::uint64_t refusedConnections() const { return refused_.load(); }
+
+ private:
+  struct Want {
+    std::uint64_t deadline_ms = 0, next_ms = 0;
+    std::uint64_t session = 0;  // 0: none under way
+    int refused = 0;            // times nobody listened
+    std::size_t bytes = 0;      // of a segment
+  };
+  struct User {
+    std::uint64_t serial = 0;
+    std::vector<int> global_ranks;
+    std::weak_ptr<LinkUser> user;
+    Generation segment_generation = 0;
+    Descriptor segment;
+  };
+
+  void run();
+  void command(std::function<void()> work);
+  void runCommands();
+  void dropLinksOf(std::uint64_t communicator);
+  void want(const Key& key, std::size_t bytes);
+  void timers(std::uint64_t now_ms);
+  void pursue(const Key& key, Want& want, std::uint64_t now_ms);
+  void connectFor(const Key& key, Want& want, std::uint64_t now_ms);
+  void fulfilled(const Key& key);
+  void acceptAll(const Descriptor& listener, bool local);
+  Session& addSession(Descriptor socket, bool local, bool initiator);
+  void watch(Session& session, bool for_write);
+  void drop(std::uint64_t id);
+  void serve(std::uint64_t id, std::uint32_t events);
+  void serveState(Session& session, std::uint32_t events);
+  void serveConnecting(Session& session);
+  void serveHandshake(Session& session);
+  void servePassing(Session& session);
+  void serveControl(Session& session);
+  void takeControlFrame(Session& session, const FrameHeader& header, const std::string& reason);
+  void judge(Session& session);
+  Welcome verdictOn(const Hello& hello, bool& park);
+  bool welcomedAlready(const Key& key) const;
+  void admit(Session& session);
+  void install(Session& session, const Key& key, bool creator);
+  void welcomed(Session& session);
+  void connectFailed(Session& session, int error);
+  void controlUp(Session& session);
+  void deliverLink(const Key& key, std::unique_ptr<Link> link);
+  std::unique_ptr<Link> localLink(Mapping segment, int peer, bool creator);
+  void lost(int peer, const std::string& why, bool silent);
+  void forget(int peer);
+  void sendAbort(Session& session, const AbortCause& cause);
+  void sendFrame(Session& session, FrameKind kind, Generation generation, std::uint64_t key, const std::string& reason);
+  void heartbeats(std::uint64_t now_ms);
+  int tickMs() const;
+  Session* controlOf(int peer);
+
+  const ControlConfig config_;
+  Doorbell& doorbell_;
+  ControlListener& listener_;
+  Directory directory_;
+  Endpoint endpoint_;
+  Descriptor tcp_listener_, unix_listener_, wake_, events_;
+  std::thread thread_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<std::uint64_t> refused_{0};
+
+  std::mutex commands_mutex_;
+  std::vector<std::function<void()>> commands_;
+
+  mutable std::mutex doorbells_mutex_;
+  std::map<int, std::shared_ptr<PeerDoorbell>> doorbells_;
+
+  // The thread's own from here on.
+  Generation generation_ = 1;
+  std::map<std::uint64_t, User> users_;
+  std::map<std::uint64_t, std::unique_ptr<Session>> sessions_;
+  std::uint64_t next_session_ = 16;
+  std::map<Key, Want> wants_;
+  std::set<Key> delivered_;
+  std::map<int, std::uint64_t> controls_;  // global rank -> session
+  std::map<int, std::uint64_t> left_;      // ranks that said farewell, and the incarnation that did
+  RateLimitedLog log_;
+  int unauthenticated_ = 0;
+  std::uint64_t last_tick_ms_ = 0;
+  std::optional<AbortCause> last_abort_;  // told again to whoever connects later
+};
+
+}  // namespace trainmover

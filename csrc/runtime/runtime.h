@@ -1,0 +1,92 @@
+// Everything of the data plane that exists once a process: identity, directory, listener, progress thread, liveness,
+// generation. Created by trainmover_ext (torch/bindings.cc) when the first group is made.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/types.h"
+#include "runtime/communicator.h"
+#include "runtime/flight_recorder.h"
+
+namespace trainmover {
+
+/// Choices that may differ from rank to rank. Read from flag and environment by trainmover_ext/settings.py, once.
+struct Settings {
+  std::string bind_address = "127.0.0.1";  // address of this machine that the others reach: listener and links
+  std::string machine_id;                  // ranks with equal ids share memory; empty: host boot id + network namespace
+  std::uint64_t peer_timeout_ms = 30'000;  // silence after which a peer counts as lost
+  std::uint64_t connect_timeout_ms = 60'000;
+  bool use_shared_memory = true;     // false: tcp between all ranks (tests, benchmarks)
+  bool use_cross_memory = true;      // false: never process_vm_readv, as where the kernel forbids it
+  std::uint32_t local_ranks = 1;     // ranks of this job on this machine: spin only when there is a core for each
+  std::string flight_recorder_path;  // prefix of the dump's file name (the global rank is appended); empty: none
+  std::uint32_t flight_recorder_entries = 2000;
+};
+
+/// Must be equal on all ranks: hashed into every handshake.
+struct JobIdentity {
+  std::string job_id;
+  std::string token;      // secret; never logged
+  std::string constants;  // canonical text: versions, thresholds
+};
+
+/// Where a rank is reached. Encoded as text for the store, the launcher, the agent.
+struct Endpoint {
+  std::uint64_t incarnation = 0;
+  std::string machine_id;
+  std::string address;  // host:port of the TCP listener
+  std::string socket;   // name of the abstract unix socket
+  std::int64_t pid = 0;
+};
+
+enum class Mode { kLive, kIsolated };
+
+struct MemoryStats {
+  // bytes by kind
+  std::uint64_t shared_segments = 0, link_buffers = 0, unexpected_messages = 0, scratch = 0, flight_recorder = 0;
+};
+
+class Runtime {
+ public:
+  /// Starts listener and progress thread.
+  static std::shared_ptr<Runtime> create(int global_rank, JobIdentity identity, Settings settings, Mode mode);
+  virtual ~Runtime() = default;
+
+  virtual int globalRank() const = 0;
+  virtual Mode mode() const = 0;
+  virtual void setMode(Mode mode) = 0;
+  virtual const Settings& settings() const = 0;
+
+  virtual Endpoint endpoint() const = 0;
+  /// Makes endpoints known; later ones replace earlier ones of the same rank.
+  virtual void addEndpoints(const std::map<int, Endpoint>& endpoints) = 0;
+  virtual bool knows(int global_rank) const = 0;
+
+  /// `name` is the same on all members and unique in the job; `global_ranks[i]` is the global rank of group rank i.
+  virtual std::shared_ptr<Communicator> createCommunicator(const std::string& name, std::vector<int> global_ranks,
+                                                           std::chrono::milliseconds timeout) = 0;
+
+  virtual Generation generation() const = 0;
+  /// Every blocked and later operation of this and older generations raises CollectiveAborted, here and on all peers
+  /// that can be told. Returns at once; from any thread. `culprit`: a global rank, or -1.
+  virtual void abortCollectives(int culprit, const std::string& why) = 0;
+  /// Enters `generation`: old links are dropped, new ones are made at first use. Throws SwitchError unless newer.
+  virtual void resume(Generation generation) = 0;
+  virtual bool aborted() const = 0;
+
+  virtual MemoryStats memoryStats() const = 0;
+  virtual std::vector<CommunicatorStats> communicatorStats() const = 0;
+  virtual FlightRecorder& flightRecorder() = 0;
+  /// Called once per abort with the flight recorder's records, from the progress thread, no lock held.
+  virtual void onAbort(std::function<void()> callback) = 0;
+
+  /// Tells peers that this process leaves on purpose, and releases everything. Idempotent.
+  virtual void shutdown() = 0;
+};
+
+}  // namespace trainmover

@@ -1,0 +1,278 @@
+// Ties the process-wide parts together: engine, control plane, progress thread, communicators; and decides what a loss,
+// a farewell or an abort means.
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "base/errors.h"
+#include "runtime/communicator_impl.h"
+#include "runtime/control_plane.h"
+#include "runtime/engine.h"
+#include "runtime/progress_thread.h"
+#include "runtime/runtime.h"
+#include "wire/sha256.h"
+
+namespace trainmover {
+namespace {
+
+std::uint64_t newIncarnation() {
+  std::random_device device;
+  return (static_cast<std::uint64_t>(device()) << 32 | device()) | 1;
+}
+
+Digest jobDigest(const JobIdentity& identity) {
+  const std::string text = identity.job_id + '\n' + identity.constants;
+  return sha256(text.data(), text.size());
+}
+
+std::uint64_t communicatorId(const std::string& name) {
+  const Digest digest = sha256(name.data(), name.size());
+  std::uint64_t id = 0;
+  for (int i = 0; i < 8; ++i) id = id << 8 | digest[static_cast<std::size_t>(i)];
+  return id | 1;  // 0 is for control channels
+}
+
+class RuntimeImpl final : public Runtime, private CommunicatorHost, private ControlListener {
+ public:
+  RuntimeImpl(int global_rank, const JobIdentity& identity, Settings settings, Mode mode)
+      : global_rank_(global_rank),
+        settings_(std::move(settings)),
+        mode_(mode),
+        process_(::getpid()),
+        recorder_(settings_.flight_recorder_entries),
+        engine_(settings_.local_ranks <= std::thread::hardware_concurrency()),
+        control_({global_rank, newIncarnation(), identity.token, jobDigest(identity), settings_}, engine_.doorbell(),
+                 *this),
+        progress_(engine_) {
+    // Where a kernel lets only a parent read a process's memory, this lets the ranks of the job do so.
+    if (settings_.use_cross_memory) ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+    control_.directory().add({{global_rank_, control_.endpoint()}});
+    control_.start();
+  }
+  ~RuntimeImpl() override { shutdown(); }
+
+  int globalRank() const override { return global_rank_; }
+  Mode mode() const override { return mode_.load(); }
+  void setMode(Mode mode) override { mode_.store(mode); }
+  const Settings& settings() const override { return settings_; }
+  Endpoint endpoint() const override { return control_.endpoint(); }
+
+  void addEndpoints(const std::map<int, Endpoint>& endpoints) override {
+    control_.directory().add(endpoints);
+    control_.directoryChanged();
+  }
+  bool knows(int global_rank) const override { return control_.knows(global_rank); }
+
+  std::shared_ptr<Communicator> createCommunicator(const std::string& name, std::vector<int> global_ranks,
+                                                   std::chrono::milliseconds timeout) override;
+
+  Generation generation() const override { return engine_.generation(); }
+  void abortCollectives(int culprit, const std::string& why) override {
+    abortWith({generation(), culprit, why, false, false});
+  }
+  void resume(Generation generation) override;
+  bool aborted() const override { return engine_.isAborted(); }
+
+  MemoryStats memoryStats() const override;
+  std::vector<CommunicatorStats> communicatorStats() const override;
+  FlightRecorder& flightRecorder() override { return recorder_; }
+  void onAbort(std::function<void()> callback) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    on_abort_ = std::move(callback);
+  }
+  void shutdown() override;
+
+ private:
+  // CommunicatorHost
+  Engine& engine() override { return engine_; }
+  LinkSource& links() override { return control_; }
+  FlightRecorder& recorder() override { return recorder_; }
+  bool isolated() const override { return mode_.load(std::memory_order_relaxed) == Mode::kIsolated; }
+  Generation currentGeneration() const override { return generation(); }
+  void checkUsable() const override;
+  void closed(std::uint64_t communicator, std::uint64_t serial) override { control_.removeUser(communicator, serial); }
+  void failed(int culprit, const std::string& why, bool lost) override {
+    abortWith({generation(), culprit, why, lost, false});
+  }
+
+  // ControlListener
+  void peerLost(int global_rank, const std::string& why, bool silent) override {
+    abortWith({generation(), global_rank, why, true, silent});
+  }
+  void peerLeft(int global_rank) override;
+  void abortHeard(std::uint32_t generation, const AbortCause& heard) override;
+  void refused(int global_rank, const std::string& why) override {
+    const std::string text = "the connection to global rank " + std::to_string(global_rank) + " cannot be made: " + why;
+    abortWith({generation(), -1, text, false, false});
+  }
+  void deliver(std::function<void()> work) override {
+    engine_.post(std::move(work));
+    progress_.poke();
+  }
+
+  void abortWith(const AbortCause& cause);
+  std::vector<std::shared_ptr<CommunicatorImpl>> communicators() const;
+
+  const int global_rank_;
+  const Settings settings_;
+  std::atomic<Mode> mode_;
+  const pid_t process_;
+  FlightRecorder recorder_;
+  Engine engine_;
+  ControlPlane control_;
+  ProgressThread progress_;
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<CommunicatorImpl>> communicators_;
+  std::function<void()> on_abort_;
+  std::optional<AbortCause> ahead_;  // of a generation that others have entered and this rank has not
+  std::atomic<std::uint64_t> communicators_made_{0};
+  bool shut_down_ = false;
+};
+
+std::shared_ptr<Communicator> RuntimeImpl::createCommunicator(const std::string& name, std::vector<int> global_ranks,
+                                                              std::chrono::milliseconds timeout) {
+  const auto own = std::find(global_ranks.begin(), global_ranks.end(), global_rank_);
+  if (own == global_ranks.end()) {
+    throw std::invalid_argument("global rank " + std::to_string(global_rank_) + " is not a member of group " + name);
+  }
+  CommunicatorConfig config{name, communicatorId(name), std::move(global_ranks), 0, timeout, ++communicators_made_};
+  config.rank = static_cast<int>(own - config.global_ranks.begin());
+  CommunicatorHost& host = *this;
+  auto made = std::make_shared<CommunicatorImpl>(host, config);
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& other : communicators_) {
+    const auto alive = other.lock();
+    if (alive && alive->id() == config.id && !alive->isClosed()) {
+      throw std::invalid_argument("a communicator named " + name + " exists already in this process");
+    }
+  }
+  communicators_.erase(std::remove_if(communicators_.begin(), communicators_.end(),
+                                      [](const auto& communicator) { return communicator.expired(); }),
+                       communicators_.end());
+  communicators_.push_back(made);
+  control_.addUser(config.id, config.serial, made->globalRanks(), made);
+  return made;
+}
+
+void RuntimeImpl::checkUsable() const {
+  if (::getpid() != process_) {
+    throw TransportError("this is a forked child of the rank; only the process that joined the group may communicate");
+  }
+  if (!engine_.isAborted()) return;
+  if (const auto cause = engine_.aborted()) throw CollectiveAborted(cause->generation, cause->culprit, cause->why);
+}
+
+void RuntimeImpl::abortWith(const AbortCause& cause) {
+  if (!engine_.abort(cause)) return;
+  control_.tellAbort(cause);
+  std::function<void()> callback;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    callback = on_abort_;
+  }
+  if (callback) {
+    progress_.later(std::move(callback));
+  } else {
+    progress_.poke();
+  }
+}
+
+// An abort of a generation that this rank has not entered yet is a sticky floor: it holds for this one too, and again
+// as soon as that one is entered.
+void RuntimeImpl::abortHeard(std::uint32_t generation, const AbortCause& heard) {
+  const Generation current = this->generation();
+  const auto ahead = static_cast<std::int32_t>(generation - static_cast<std::uint32_t>(current));
+  if (ahead < 0) return;
+  AbortCause cause = heard;
+  cause.generation = current + static_cast<Generation>(ahead);
+  if (ahead > 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ahead_ = cause;
+    cause.generation = current;
+  }
+  abortWith(cause);
+}
+
+void RuntimeImpl::peerLeft(int global_rank) {
+  deliver([this, global_rank] {
+    for (const auto& communicator : communicators()) communicator->peerLeft(global_rank);
+  });
+}
+
+void RuntimeImpl::resume(Generation generation) {
+  {
+    std::lock_guard<std::mutex> lock(engine_.mutex());
+    const Generation current = this->generation();
+    if (generation <= current) {
+      throw SwitchError("resume: found generation " + std::to_string(generation) + ", expected one above " +
+                        std::to_string(current) + ", the current one; generations are never used twice");
+    }
+    AbortCause cause = engine_.aborted().value_or(AbortCause{});
+    if (cause.why.empty()) cause = {current, -1, "resumed as generation " + std::to_string(generation), false, false};
+    const auto all = communicators();
+    for (const auto& communicator : all) communicator->fail(cause);
+    engine_.enter(generation);
+    for (const auto& communicator : all) communicator->resume();
+    control_.setGeneration(generation);
+  }
+  engine_.settle();
+  std::optional<AbortCause> ahead;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (ahead_ && ahead_->generation == generation) ahead = std::exchange(ahead_, std::nullopt);
+  }
+  if (ahead) abortWith(*ahead);
+}
+
+std::vector<std::shared_ptr<CommunicatorImpl>> RuntimeImpl::communicators() const {
+  std::vector<std::shared_ptr<CommunicatorImpl>> alive;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& communicator : communicators_) {
+    if (auto strong = communicator.lock()) alive.push_back(std::move(strong));
+  }
+  return alive;
+}
+
+MemoryStats RuntimeImpl::memoryStats() const {
+  MemoryStats stats;
+  stats.flight_recorder = recorder_.heldBytes();
+  stats.shared_segments = kDoorbellBytes;
+  auto& engine = const_cast<Engine&>(engine_);
+  const auto all = communicators();
+  std::lock_guard<std::mutex> lock(engine.mutex());
+  for (const auto& communicator : all) communicator->addMemory(stats);
+  return stats;
+}
+
+std::vector<CommunicatorStats> RuntimeImpl::communicatorStats() const {
+  std::vector<CommunicatorStats> stats;
+  for (const auto& communicator : communicators()) stats.push_back(communicator->stats());
+  return stats;
+}
+
+void RuntimeImpl::shutdown() {
+  if (::getpid() != process_) return;  // a forked child: threads and connections are its parent's
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (shut_down_) return;
+    shut_down_ = true;
+  }
+  // Farewell comes before the links go, so that nobody takes their end for a death.
+  control_.stop();
+  for (const auto& communicator : communicators()) communicator->close();
+  progress_.stop();
+}
+
+}  // namespace
+
+std::shared_ptr<Runtime> Runtime::create(int global_rank, JobIdentity identity, Settings settings, Mode mode) {
+  return std::make_shared<RuntimeImpl>(global_rank, identity, std::move(settings), mode);
+}
+
+}  // namespace trainmover
