@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,11 +24,9 @@ def join_job(plan: Plan, environment: Environment) -> None:
     if plan.on_cuda:
         torch.cuda.set_device(environment.local_rank)
     parallel = plan.settings.parallel
-    backend = (parallel.distributed_backend or "nccl") if plan.on_cuda else "gloo"
     torch.distributed.init_process_group(
-        backend,
-        # torchrun serves the meeting point itself and tells so in its environment, which only env:// reads.
-        init_method="env://" if environment.world_size > 1 else f"tcp://{environment.master_address}:0",
+        plan.backend,
+        **_meeting_point(plan, environment),
         rank=environment.global_rank,
         world_size=environment.world_size,
         timeout=timedelta(minutes=parallel.distributed_timeout_minutes),
@@ -53,6 +52,20 @@ def join_job(plan: Plan, environment: Environment) -> None:
         plan.data_parallel_size,
         run.decrease_batch_size_if_needed,
     )
+
+
+def _meeting_point(plan: Plan, environment: Environment) -> dict[str, Any]:
+    """Where the ranks tell each other how they are reached; a rank that is built alone needs no place."""
+    if plan.backend == "trainmover":
+        # Importing the package registers the backend. Only here: the others work where the extension is not built.
+        from torch._C._distributed_c10d import HashStore
+
+        from trainmover_ext.settings import read_settings
+
+        if read_settings().isolated:
+            return {"store": HashStore()}
+    # torchrun serves the meeting point itself and tells so in its environment, which only env:// reads.
+    return {"init_method": "env://" if environment.world_size > 1 else f"tcp://{environment.master_address}:0"}
 
 
 def seed_everything(plan: Plan) -> None:

@@ -56,6 +56,14 @@ class Plan:
         """`"fp32"`, `"bf16"` or `"fp16"`."""
         return "bf16" if self.settings.run.bf16 else "fp16" if self.settings.run.fp16 else "fp32"
 
+    @property
+    def backend(self) -> str:
+        """What carries collectives: `"trainmover"`, `"gloo"`, or `"nccl"`, the last on CUDA only."""
+        asked = self.settings.parallel.distributed_backend
+        if self.on_cuda:
+            return asked or "nccl"
+        return asked if asked == "gloo" else "trainmover"
+
 
 def resolve(settings: Settings, *, world_size: int, on_cuda: bool) -> Plan:
     """The plan of `settings` on `world_size` ranks. Raises SettingsError, in one line, for what cannot be."""

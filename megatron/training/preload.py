@@ -6,6 +6,7 @@ module has these effects; `pretrain()` imports it too, so a rank started by anot
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 
@@ -32,5 +33,8 @@ import megatron.core.optimizer_param_scheduler  # noqa: E402
 import megatron.core.pipeline_parallel  # noqa: E402, F401
 
 from megatron.resilience.patches.registry import apply_patches  # noqa: E402
+
+with contextlib.suppress(ImportError):  # where the extension is not built, the other backends work
+    import trainmover_ext  # noqa: F401
 
 apply_patches(on_cuda=device.on_cuda())

@@ -207,8 +207,13 @@ def _cuda(plan: Plan) -> Iterator[str]:
     parallel = plan.settings.parallel
     two_stages = plan.virtual_pipeline_size and parallel.pipeline_model_parallel_size == 2
     if plan.on_cuda and two_stages and not parallel.overlap_p2p_comm:
-        # NCCL has no tags, by which gloo tells the two directions apart.
+        # NCCL has no tags, by which the others tell the two directions apart.
         yield "on CUDA, --no-overlap-p2p-communication with virtual stages needs 3 pipeline stages or more"
+
+
+def _backend(plan: Plan) -> Iterator[str]:
+    if plan.on_cuda and plan.backend == "trainmover":
+        yield "--distributed-backend trainmover communicates CPU tensors only in this version; leave it out to use nccl"
 
 
 def _cpu(plan: Plan) -> Iterator[str]:
@@ -222,13 +227,14 @@ def _cpu(plan: Plan) -> Iterator[str]:
     if moe.moe_token_dispatcher_type == "flex":
         yield "--moe-token-dispatcher-type flex needs CUDA; use allgather or alltoall"
     if (
-        moe.num_experts
+        plan.backend == "gloo"
+        and moe.num_experts
         and (parallel.expert_tensor_parallel_size or 1) > 1
         and moe.moe_token_dispatcher_type == "alltoall"
     ):
         yield (
-            "alltoall with tensor-parallel experts needs an uneven all-gather, which gloo lacks; add "
-            "--expert-tensor-parallel-size 1 or use --moe-token-dispatcher-type allgather"
+            "alltoall with tensor-parallel experts needs an uneven all-gather, which gloo lacks; leave "
+            "--distributed-backend gloo out"
         )
     if plan.settings.run.cross_entropy_loss_fusion:
         yield "--cross-entropy-loss-fusion needs CUDA; leave it out"
@@ -253,7 +259,7 @@ def _data(plan: Plan) -> Iterator[str]:
 
 
 _CHECKS: tuple[Callable[[Plan], Iterator[str]], ...] = (
-    *(_model, _pipeline, _interleaving, _schedule, _optimizer, _experts, _cuda, _cpu, _data),
+    *(_model, _pipeline, _interleaving, _schedule, _optimizer, _experts, _backend, _cuda, _cpu, _data),
 )
 
 
@@ -261,7 +267,7 @@ def _wishes(plan: Plan) -> Iterator[str]:
     if plan.on_cuda:
         return
     if plan.settings.parallel.distributed_backend == "nccl":
-        yield "--distributed-backend nccl needs CUDA: gloo is used"
+        yield "--distributed-backend nccl needs CUDA: trainmover is used"
     if not plan.settings.data.create_attention_mask_in_dataloader:
         yield "--no-create-attention-mask-in-dataloader: without transformer-engine the mask is made a rank, same maths"
     if plan.settings.model.use_flash_attn or plan.settings.model.attention_backend in ("flash", "fused"):

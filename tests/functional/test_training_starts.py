@@ -82,7 +82,7 @@ def test_a_typical_megatron_command_runs_after_changing_only_paths(jobs: Jobs, t
     job = jobs.start(SCRIPT, *shape(2, 2), arguments=tuple(TYPICAL.format(**paths).split()))
     assert job.finish() == 0, "\n".join(job.lines)
     output = "\n".join(job.lines)
-    for words in ("gloo is used", "--wandb-project is ignored", "validation loss at iteration 6", "test loss"):
+    for words in ("trainmover is used", "--wandb-project is ignored", "validation loss at iteration 6", "test loss"):
         assert words in output, words
     assert (paths["save"] / "iter_0000006").is_dir()
     assert list(paths["board"].iterdir())

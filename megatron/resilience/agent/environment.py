@@ -57,7 +57,10 @@ def default_environment(inherited: Mapping[str, str], master_addr: str) -> dict[
 
 
 def rank_environment(shape: JobShape, *, group_rank: int, local_rank: int) -> dict[str, str]:
-    """The variables that tell a rank its place, named and counted as torchrun does."""
+    """The variables that tell a rank its place, named and counted as torchrun does, and which ranks share a machine.
+
+    Machines of one computer are told apart, so that what runs between them is what runs between real ones.
+    """
     return {
         "RANK": str(shape.global_rank(group_rank, local_rank)),
         "LOCAL_RANK": str(local_rank),
@@ -66,4 +69,5 @@ def rank_environment(shape: JobShape, *, group_rank: int, local_rank: int) -> di
         "GROUP_RANK": str(group_rank),
         "MASTER_ADDR": shape.master_addr,
         "MASTER_PORT": str(shape.master_port),
+        "TRAINMOVER_MACHINE": f"slot-{group_rank}",
     }

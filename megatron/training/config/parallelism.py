@@ -53,8 +53,8 @@ class ParallelSettings:
     """Average gradients in the collective instead of before it."""
     use_distributed_optimizer: bool = False
     """Shard the optimizer's state over the data-parallel ranks."""
-    distributed_backend: str | None = flag(None, choices=("nccl", "gloo"))
-    """Library that carries collectives; nccl on CUDA if not given, always gloo without it."""
+    distributed_backend: str | None = flag(None, choices=("trainmover", "nccl", "gloo"))
+    """Library that carries collectives; if not given, trainmover without CUDA and nccl with it."""
     distributed_timeout_minutes: float = 10.0
     """Longest wait of one collective, in minutes."""
     local_rank: int | None = flag(None, names=("--local-rank", "--local_rank"))

@@ -213,7 +213,7 @@ def test_warnings_do_not_stop_a_run() -> None:
     assert outcome.code == 0
     assert outcome.stderr == [
         "warning: --wandb-project is ignored: goes to Weights & Biases",
-        "warning: --distributed-backend nccl needs CUDA: gloo is used",
+        "warning: --distributed-backend nccl needs CUDA: trainmover is used",
     ]
 
 

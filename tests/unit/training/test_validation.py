@@ -14,6 +14,7 @@ BASE = (
 TP = "--tensor-model-parallel-size"
 PP = "--pipeline-model-parallel-size"
 INTERLEAVED = f"{PP} 2 --num-virtual-stages-per-pipeline-rank 2"
+ALLTOALL_OVER_GLOO = "--moe-token-dispatcher-type alltoall --distributed-backend gloo"
 EXPERTS = "--num-experts 4 --disable-bias-linear"
 
 
@@ -113,7 +114,7 @@ def test_a_plan_that_would_break_later_is_refused(flags: str, world_size: int, e
         ("--context-parallel-size 2", "--context-parallel-size 2 needs CUDA"),
         (f"{EXPERTS} --moe-grouped-gemm", "--moe-grouped-gemm needs CUDA"),
         (f"{EXPERTS} --moe-token-dispatcher-type flex", "flex needs CUDA"),
-        (f"{EXPERTS} {TP} 2 --sequence-parallel --moe-token-dispatcher-type alltoall", "gloo lacks"),
+        (f"{EXPERTS} {TP} 2 --sequence-parallel {ALLTOALL_OVER_GLOO}", "gloo lacks"),
         ("--cross-entropy-loss-fusion", "--cross-entropy-loss-fusion needs CUDA"),
     ],
 )

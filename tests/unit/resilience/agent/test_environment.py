@@ -18,6 +18,7 @@ def test_rank_variables() -> None:
         "GROUP_RANK": "2",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29500",
+        "TRAINMOVER_MACHINE": "slot-2",
     }
 
 
