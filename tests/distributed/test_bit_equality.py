@@ -156,7 +156,20 @@ class Runs:
     single: JobResult
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+# The features of these are in other cases too, one by one or together; the nightly run takes them as well.
+NIGHTLY = {
+    "plain-optimizer-recompute-full",
+    "sp-plain-optimizer-overlap",
+    "overlap",
+    "interleaved-pp2",
+    "moe-allgather",
+}
+PARAMETERS = [
+    pytest.param(case, id=case.name, marks=[pytest.mark.nightly] if case.name in NIGHTLY else []) for case in CASES
+]
+
+
+@pytest.fixture(scope="module", params=PARAMETERS)
 def runs(request: pytest.FixtureRequest, jobs: JobServer, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     case: Case = request.param
     folder = tmp_path_factory.mktemp(case.name)
