@@ -85,13 +85,13 @@ void Group::leave(std::uint64_t sequence) {
 
 void Group::read(int rank, std::uint64_t address, void* to, std::size_t bytes) {
   if (!shm::readMemoryOf(line(rank).process, address, to, bytes)) {
-    throw LinkClosed("its memory cannot be read any more");
+    throw RankClosed(rank, "its memory cannot be read any more");
   }
 }
 
 void Group::confirm(int rank) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (line(rank).valid.load(std::memory_order_seq_cst) == 0) throw LinkClosed("took its memory back");
+  if (line(rank).valid.load(std::memory_order_seq_cst) == 0) throw RankClosed(rank, "took its memory back");
 }
 
 void Group::ringAll() {

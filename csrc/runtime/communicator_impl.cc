@@ -231,6 +231,8 @@ bool CommunicatorImpl::advance() {
     moved |= advanceMessages();
     moved |= advanceCollectives();
     return moved;
+  } catch (const RankClosed& error) {
+    linkBroke(error.groupRank(), error.what());
   } catch (const LinkClosed& error) {
     linkBroke(-1, error.what());
   } catch (const std::exception& error) {

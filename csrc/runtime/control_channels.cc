@@ -54,11 +54,10 @@ Session* ControlPlane::controlOf(int peer) {
 }
 
 void ControlPlane::serveControl(Session& session) {
-  const int peer = session.key.peer;
   std::uint8_t bytes[4096];
   std::vector<Descriptor> none;
   const long got = receiveWith(session.socket.get(), bytes, sizeof bytes, none, 0);
-  if (got < 0) return lost(peer, "its process ended", false);
+  if (got < 0) return lostSession(session, "its process ended", false);
   if (got == 0) return;
   session.last_heard_ms = monotonicMs();
   session.incoming.insert(session.incoming.end(), bytes, bytes + got);
@@ -75,7 +74,7 @@ void ControlPlane::serveControl(Session& session) {
       if (sessions_.count(id) == 0) return;
     }
   } catch (const FrameError& error) {
-    lost(peer, std::string("it sent what cannot be understood: ") + error.what(), false);
+    lostSession(session, std::string("it sent what cannot be understood: ") + error.what(), false);
   }
 }
 
@@ -93,6 +92,7 @@ void ControlPlane::takeControlFrame(Session& session, const FrameHeader& header,
       return listener_.abortHeard(header.generation, cause);
     }
     case FrameKind::kGoodbye:
+      if (isReplaced(session)) return forget(peer);
       left_[peer] = session.peer_incarnation;
       forget(peer);
       return listener_.peerLeft(peer);
@@ -149,16 +149,34 @@ void ControlPlane::heartbeats(std::uint64_t now_ms) {
     }
   }
   for (const int peer : silent) {
-    lost(peer,
-         "global rank " + std::to_string(peer) + " gave no sign of life for " + std::to_string(limit_ms) +
-             " ms (TRAINMOVER_PEER_TIMEOUT_MS): its process is stopped, or the link to it is cut",
-         true);
+    if (controls_.count(peer) == 0) continue;
+    lostSession(*sessions_.at(controls_[peer]),
+                "global rank " + std::to_string(peer) + " gave no sign of life for " + std::to_string(limit_ms) +
+                    " ms (TRAINMOVER_PEER_TIMEOUT_MS): its process is stopped, or the link to it is cut",
+                true);
   }
 }
 
-void ControlPlane::lost(int peer, const std::string& why, bool silent) {
+// Another process holds its rank by now: what becomes of this one concerns nobody.
+bool ControlPlane::isReplaced(const Session& session) const {
+  const auto endpoint = directory_.find(session.key.peer);
+  return endpoint && endpoint->incarnation != session.peer_incarnation;
+}
+
+// The generation is read before the directory, which is brought up to date before a generation begins: so either the
+// session is seen to be replaced, or the loss is one of a generation that may be over, and then aborts nothing.
+void ControlPlane::lostSession(const Session& session, const std::string& why, bool silent) {
+  const Generation generation = listener_.presentGeneration();
+  const int peer = session.key.peer;
+  const bool replaced = isReplaced(session);
   forget(peer);
-  listener_.peerLost(peer, why, silent);
+  if (!replaced) listener_.peerLost(generation, peer, why, silent);
+}
+
+void ControlPlane::lost(int peer, const std::string& why, bool silent) {
+  const Generation generation = listener_.presentGeneration();
+  forget(peer);
+  listener_.peerLost(generation, peer, why, silent);
 }
 
 // Drops everything to do with `peer`; says nothing to anybody.

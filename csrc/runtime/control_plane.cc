@@ -260,7 +260,13 @@ void ControlPlane::timers(std::uint64_t now_ms) {
       parked.push_back(id);
     }
   }
-  for (const std::uint64_t id : expired) drop(id);
+  for (const std::uint64_t id : expired) {
+    if (sessions_.count(id) != 0 && !sessions_.at(id)->authenticated) {
+      refused_.fetch_add(1);
+      log_.warn(config_.global_rank, "dropped a connection: it did not prove who it is in time");
+    }
+    drop(id);
+  }
   for (const std::uint64_t id : parked) {
     if (sessions_.count(id) != 0) judge(*sessions_.at(id));
   }

@@ -38,8 +38,9 @@ struct ControlConfig {
 class ControlListener {
  public:
   virtual ~ControlListener() = default;
-  /// `global_rank` died (`silent`: gives no sign of life).
-  virtual void peerLost(int global_rank, const std::string& why, bool silent) = 0;
+  virtual Generation presentGeneration() const = 0;
+  /// `global_rank`, as it was in `generation`, died (`silent`: gives no sign of life).
+  virtual void peerLost(Generation generation, int global_rank, const std::string& why, bool silent) = 0;
   virtual void peerLeft(int global_rank) = 0;
   /// Another rank aborted `generation` (its low 32 bits; the cause's own generation is not set).
   virtual void abortHeard(std::uint32_t generation, const AbortCause& cause) = 0;
@@ -129,6 +130,8 @@ class ControlPlane final : public LinkSource {
   void deliverLink(const Key& key, std::unique_ptr<Link> link);
   std::unique_ptr<Link> localLink(Mapping segment, int peer, bool creator);
   void lost(int peer, const std::string& why, bool silent);
+  void lostSession(const Session& session, const std::string& why, bool silent);
+  bool isReplaced(const Session& session) const;
   void forget(int peer);
   void sendAbort(Session& session, const AbortCause& cause);
   void sendFrame(Session& session, FrameKind kind, Generation generation, std::uint64_t key, const std::string& reason);

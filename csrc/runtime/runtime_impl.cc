@@ -102,8 +102,9 @@ class RuntimeImpl final : public Runtime, private CommunicatorHost, private Cont
   }
 
   // ControlListener
-  void peerLost(int global_rank, const std::string& why, bool silent) override {
-    abortWith({generation(), global_rank, why, true, silent});
+  Generation presentGeneration() const override { return generation(); }
+  void peerLost(Generation generation, int global_rank, const std::string& why, bool silent) override {
+    abortWith({generation, global_rank, why, true, silent});
   }
   void peerLeft(int global_rank) override;
   void abortHeard(std::uint32_t generation, const AbortCause& heard) override;
@@ -186,15 +187,19 @@ void RuntimeImpl::abortWith(const AbortCause& cause) {
 // An abort of a generation that this rank has not entered yet is a sticky floor: it holds for this one too, and again
 // as soon as that one is entered.
 void RuntimeImpl::abortHeard(std::uint32_t generation, const AbortCause& heard) {
-  const Generation current = this->generation();
-  const auto ahead = static_cast<std::int32_t>(generation - static_cast<std::uint32_t>(current));
-  if (ahead < 0) return;
   AbortCause cause = heard;
-  cause.generation = current + static_cast<Generation>(ahead);
-  if (ahead > 0) {
+  {
+    // Under the lock that resume() takes once it has entered its generation: what is kept here is seen there, or that
+    // generation is seen here.
     std::lock_guard<std::mutex> lock(mutex_);
-    ahead_ = cause;
-    cause.generation = current;
+    const Generation current = this->generation();
+    const auto ahead = static_cast<std::int32_t>(generation - static_cast<std::uint32_t>(current));
+    if (ahead < 0) return;
+    cause.generation = current + static_cast<Generation>(ahead);
+    if (ahead > 0) {
+      ahead_ = cause;
+      cause.generation = current;
+    }
   }
   abortWith(cause);
 }

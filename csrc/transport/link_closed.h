@@ -10,4 +10,14 @@ class LinkClosed : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// The same of one rank of a shared segment, which has no link of its own.
+class RankClosed : public LinkClosed {
+ public:
+  RankClosed(int group_rank, const char* why) : LinkClosed(why), group_rank_(group_rank) {}
+  int groupRank() const noexcept { return group_rank_; }
+
+ private:
+  int group_rank_;
+};
+
 }  // namespace trainmover
