@@ -51,6 +51,8 @@ class ReduceOperation final : public FlatOperation {
     pointers_.resize(ranks);
   }
 
+  std::size_t scratchBytes() const override { return scratch_ ? scratch_bytes_ : 0; }
+
  private:
   enum class Path { kEveryone, kStaged, kRead };
   enum class At { kStart, kStage, kReduce, kCollect, kFinish };
@@ -233,7 +235,7 @@ class ReduceOperation final : public FlatOperation {
     const std::size_t others = static_cast<std::size_t>(size() - 1);
     const std::size_t chunk_bytes = std::clamp(kScratchBytes / others, kChunkBytesMin, kChunkBytesMax) / kPage * kPage;
     const std::size_t chunk = chunk_bytes / element_;
-    if (!scratch_) scratch_.reset(new unsigned char[chunk_bytes * others]);
+    if (!scratch_) scratch_.reset(new unsigned char[scratch_bytes_ = chunk_bytes * others]);
     const std::size_t count = std::min(chunk, part.count - std::min(part.count, now_));
     if (count > 0) {
       unsigned char* free = scratch_.get();
@@ -318,6 +320,7 @@ class ReduceOperation final : public FlatOperation {
   int collected_ = 0;
   std::vector<const void*> pointers_;
   std::unique_ptr<unsigned char[]> scratch_;
+  std::size_t scratch_bytes_ = 0;
 };
 
 }  // namespace

@@ -14,6 +14,18 @@ constexpr int kRoundsOfClosing = 256;
 
 }  // namespace
 
+// Ends all operations with the exception under way: a channel does not tell which of them it concerns.
+void CommunicatorImpl::failAll(const std::string& why) {
+  std::vector<std::shared_ptr<PendingOperation>> all(collectives_.begin(), collectives_.end());
+  all.insert(all.end(), messages_.begin(), messages_.end());
+  dropLinks();
+  dead_ = true;
+  collectives_.clear();
+  messages_.clear();
+  for (const auto& operation : all) operation->end(std::current_exception());
+  host_.failed(-1, why, false);
+}
+
 // Ends the collective whose turn it is with the exception under way. Links go first: memory that others may be reading
 // must be known to be void before its owner gets it back.
 void CommunicatorImpl::failFront(const std::shared_ptr<PendingOperation>& front, const std::string& why) {
@@ -58,9 +70,9 @@ void CommunicatorImpl::checkLimits(std::uint64_t now_ms) {
 bool CommunicatorImpl::checkBroken(std::uint64_t now_ms) {
   if (broken_.since_ms == 0) return false;
   if (elapsedMs(broken_.since_ms, now_ms) > kBrokenLinkGraceMs) {
-    const Broken broken = std::exchange(broken_, Broken{});
-    dead_ = true;
-    host_.failed(broken.peer >= 0 ? config_.global_ranks[static_cast<std::size_t>(broken.peer)] : -1, broken.why, true);
+    // It stays broken until fail() drops the links, which must find out first who waited for that peer directly.
+    host_.failed(broken_.peer >= 0 ? config_.global_ranks[static_cast<std::size_t>(broken_.peer)] : -1, broken_.why,
+                 true);
   }
   return true;
 }

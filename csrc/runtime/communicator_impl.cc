@@ -58,7 +58,7 @@ class CommunicatorImpl::QueuedCollective final : public PendingOperation {
   void inspect() override {
     if (inner_) inner_->inspect();
   }
-  const ScheduledOperation* scheduled() const { return dynamic_cast<const ScheduledOperation*>(inner_.get()); }
+  std::size_t scratchBytes() const override { return inner_ ? inner_->scratchBytes() : 0; }
 
  private:
   CommunicatorImpl& communicator_;
@@ -143,6 +143,8 @@ std::shared_ptr<Operation> CommunicatorImpl::startMessage(Buffer buffer, int pee
       any ? submitAnySource(operation->transfer()) : submit(operation->transfer());
     } catch (const LinkClosed& error) {
       linkBroke(peer, error.what());
+    } catch (const CollectiveError& error) {
+      failAll(error.what());
     } catch (const std::exception& error) {
       host_.failed(-1, error.what(), false);
     }
@@ -235,6 +237,8 @@ bool CommunicatorImpl::advance() {
     linkBroke(error.groupRank(), error.what());
   } catch (const LinkClosed& error) {
     linkBroke(-1, error.what());
+  } catch (const CollectiveError& error) {
+    failAll(error.what());
   } catch (const std::exception& error) {
     host_.failed(-1, error.what(), false);
   }

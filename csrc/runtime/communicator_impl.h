@@ -108,6 +108,7 @@ class CommunicatorImpl final : public Communicator,
   bool advanceCollectives();
   bool advanceMessages();
   void linkBroke(int peer, const std::string& why);
+  void failAll(const std::string& why);
   void failFront(const std::shared_ptr<PendingOperation>& front, const std::string& why);
   bool checkBroken(std::uint64_t now_ms);
   bool checkLeft(std::uint64_t now_ms);

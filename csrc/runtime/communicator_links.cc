@@ -94,6 +94,8 @@ void CommunicatorImpl::linkReady(Generation generation, int global_rank, std::un
     for (Transfer* transfer : transfers) submit(*transfer);
   } catch (const LinkClosed& error) {
     linkBroke(peer, error.what());
+  } catch (const CollectiveError& error) {
+    failAll(error.what());
   } catch (const std::exception& error) {
     host_.failed(-1, error.what(), false);
   }
@@ -200,6 +202,7 @@ void CommunicatorImpl::addMemory(MemoryStats& stats) const {
     (channel.link().descriptor() >= 0 ? stats.link_buffers : stats.shared_segments) += channel.link().heldBytes();
     stats.unexpected_messages += channel.unexpectedBytes();
   }
+  for (const auto& operation : collectives_) stats.scratch += operation->scratchBytes();
   if (group_ || segment_) stats.shared_segments += flat::Layout(size()).bytes();
 }
 

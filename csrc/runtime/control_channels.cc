@@ -188,7 +188,10 @@ void ControlPlane::forget(int peer) {
   for (const std::uint64_t id : ids) drop(id);
   controls_.erase(peer);
   for (auto at = wants_.begin(); at != wants_.end();) at = at->first.peer == peer ? wants_.erase(at) : ++at;
-  for (auto at = delivered_.begin(); at != delivered_.end();) at = at->peer == peer ? delivered_.erase(at) : ++at;
+  // What was delivered of one that has left is still of use, and may be on its way to its communicator: never again.
+  if (left_.count(peer) == 0) {
+    for (auto at = delivered_.begin(); at != delivered_.end();) at = at->peer == peer ? delivered_.erase(at) : ++at;
+  }
   std::lock_guard<std::mutex> lock(doorbells_mutex_);
   doorbells_.erase(peer);
 }

@@ -200,11 +200,13 @@ void ControlPlane::directoryChanged() {
       const Session& session = *sessions_.at(id);
       if (endpoint && endpoint->incarnation != session.peer_incarnation) moved.push_back(peer);
     }
-    for (const int peer : moved) forget(peer);
     for (auto at = left_.begin(); at != left_.end();) {
       const auto endpoint = directory_.find(at->first);
-      at = endpoint && endpoint->incarnation != at->second ? left_.erase(at) : ++at;
+      const bool back = endpoint && endpoint->incarnation != at->second;
+      if (back) moved.push_back(at->first);
+      at = back ? left_.erase(at) : ++at;
     }
+    for (const int peer : moved) forget(peer);
   });
 }
 

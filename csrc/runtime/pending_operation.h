@@ -27,6 +27,8 @@ class PendingOperation : public Operation, public std::enable_shared_from_this<P
 
   /// Under the engine's lock: true when it works on memory that `group_rank` has to keep up.
   virtual bool needsMemoryOf(int /*group_rank*/) const { return false; }
+  /// Under the engine's lock: bytes of memory it holds besides its caller's.
+  virtual std::size_t scratchBytes() const { return 0; }
   /// Under the engine's lock, every few milliseconds while somebody waits: throws what only a slow look finds.
   virtual void inspect() {}
   /// True when the last advance() changed anything.

@@ -29,7 +29,7 @@ class ScheduledOperation final : public PendingOperation, private TransferListen
 
   bool advance() override;
   bool waitsFor(int group_rank) const override;
-  std::size_t scratchBytes() const { return schedule_.scratch_bytes; }
+  std::size_t scratchBytes() const override { return scratch_memory_ ? schedule_.scratch_bytes : 0; }
   /// When the steps are done: a schedule to go on with (all-to-all learns sizes first), or none.
   std::function<bool(Schedule&, const unsigned char* scratch)> next_schedule;
 
