@@ -18,7 +18,14 @@ SANITIZERS = ["address,undefined", "thread"]
 TESTS = sorted(source.stem for source in HERE.glob("*_test.cc"))
 # One thread, no memory shared between processes: nothing for the thread sanitizer.
 PURE = {"frame_test", "handshake_test", "kernels_test", "schedule_test", "sha256_test", "topology_test"}
-RUNS = [(name, sanitizer) for sanitizer in SANITIZERS for name in TESTS if sanitizer != "thread" or name not in PURE]
+# Long under it, and what threads of one process do, the others show too.
+NIGHTLY = {("runtime_test", "thread"), ("channel_hostile_test", "thread")}
+RUNS = [
+    pytest.param(name, sanitizer, marks=[pytest.mark.nightly] if (name, sanitizer) in NIGHTLY else [])
+    for sanitizer in SANITIZERS
+    for name in TESTS
+    if sanitizer != "thread" or name not in PURE
+]
 FUZZERS = sorted(source.stem for source in HERE.glob("fuzz_*.cc"))
 
 BUILD_SECONDS_MAX = 900

@@ -163,6 +163,8 @@ NIGHTLY = {
     "overlap",
     "interleaved-pp2",
     "moe-allgather",
+    "bf16-plain-optimizer-recompute-selective",
+    "interleaved-pp4",
 }
 PARAMETERS = [
     pytest.param(case, id=case.name, marks=[pytest.mark.nightly] if case.name in NIGHTLY else []) for case in CASES
