@@ -20,11 +20,7 @@ constexpr std::size_t kSegmentBytes = std::size_t{256} << 10;
 /// So many segments are under way at once; each has its own scratch, of at most 3.5 times its bytes.
 constexpr std::size_t kSegmentsAtOnce = 8;
 
-// Tags of a segment: 0 ... 30 halving, then these.
-constexpr std::uint64_t kFoldTag = 31;
-constexpr std::uint64_t kUnfoldTag = 32;
-constexpr std::uint64_t kGatherTag = 33;  // + bit of the distance
-constexpr std::uint64_t kTagsPerSegment = 64;
+constexpr std::uint64_t kGatherTag = kUnfoldTag + 1;  // + bit of the distance
 
 /// An extra gives its contribution, and gets the result.
 void addExtra(ScheduleBuilder& builder, const ReductionTree& tree, int rank, std::uint64_t first_tag,

@@ -3,7 +3,6 @@
 #include "collectives/builders.h"
 #include "collectives/forwarding.h"
 #include "collectives/schedule_builder.h"
-#include "collectives/topology.h"
 #include "collectives/tree.h"
 
 namespace trainmover {
@@ -57,39 +56,25 @@ Schedule buildPacked(const Shape& shape, std::size_t bytes) {
 /// Pieces go up the tree one by one, in chunks.
 Schedule buildStreamed(const Shape& shape, std::size_t bytes) {
   const RootedTree tree(shape.size, shape.root);
-  const int v = tree.relative(shape.rank);
-  const std::size_t chunk = pipelineChunkBytes(bytes);
-  const std::size_t chunks = partsOf(bytes, chunk);
-  ScheduleBuilder builder(shape, 2 * chunks * static_cast<std::size_t>(tree.span(v)));
-  Forwarding forwarding(builder, chunk);
-  const int parent = tree.absolute(tree.parent(v));
-  if (v == 0) builder.copy(inputPiece(0, bytes), outputPiece(shape.rank, bytes), {});
-  for (int giver = v; giver < v + tree.span(v); ++giver) {
-    const int from = giver == v ? -1 : tree.absolute(tree.childTowards(v, giver));
-    for (std::size_t index = 0; index < chunks; ++index) {
-      const Slice part = chunkOf(bytes, chunk, index);
-      const std::size_t length = part.end - part.begin;
-      const std::uint64_t tag = static_cast<std::uint64_t>(giver) * chunks + index;
-      if (giver != v && v != 0) {
-        forwarding.add(from, parent, tag, length);
-      } else if (giver != v) {
-        builder.receive(from, tag, partOf(outputPiece(tree.absolute(giver), bytes), part.begin, length), {});
-      } else if (v != 0) {
-        builder.send(parent, tag, partOf(inputPiece(0, bytes), part.begin, length), {});
-      }
+  const Region own = inputPiece(0, bytes);
+  StreamedPieces pieces(tree, shape.rank, bytes);
+  ScheduleBuilder builder(shape, 2 * pieces.chunksInAll());
+  Forwarding forwarding(builder, pieces.chunkBytes());
+  if (pieces.atRoot()) builder.copy(own, outputPiece(shape.rank, bytes), {});
+  pieces.forEach([&](const StreamedPieces::Chunk& chunk) {
+    if (chunk.is_own) {
+      if (!pieces.atRoot()) builder.send(pieces.parent(), chunk.tag, partOf(own, chunk.begin, chunk.bytes), {});
+    } else if (pieces.atRoot()) {
+      builder.receive(chunk.child, chunk.tag, partOf(outputPiece(chunk.rank, bytes), chunk.begin, chunk.bytes), {});
+    } else {
+      forwarding.add(chunk.child, pieces.parent(), chunk.tag, chunk.bytes);
     }
-  }
+  });
   return builder.take();
 }
 
 }  // namespace
 
-Schedule buildGather(const Shape& shape) {
-  const std::size_t bytes = shape.pieces[0];
-  if (bytes == 0) return Schedule{};
-  if (shape.size <= kDirectSize) return buildDirect(shape, bytes);
-  return bytes <= kPackedBytesMax / static_cast<std::size_t>(shape.size) ? buildPacked(shape, bytes)
-                                                                         : buildStreamed(shape, bytes);
-}
+Schedule buildGather(const Shape& shape) { return buildRooted(shape, buildDirect, buildPacked, buildStreamed); }
 
 }  // namespace trainmover

@@ -11,6 +11,11 @@
 
 namespace trainmover {
 
+// Tags of a segment: 0 ... 30 are the halving's, then these.
+constexpr std::uint64_t kFoldTag = 31;
+constexpr std::uint64_t kUnfoldTag = 32;
+constexpr std::uint64_t kTagsPerSegment = 64;
+
 constexpr std::size_t kDistancesMax = 31;
 
 /// Where one segment of the vector lies, and what is ready of it. `bounds[i]` is where block i begins, in elements from

@@ -18,11 +18,6 @@ constexpr std::size_t kSegmentBytes = std::size_t{256} << 10;
 constexpr std::size_t kSegmentBytesPerRank = std::size_t{1} << 10;
 constexpr std::size_t kSegmentsAtOnce = 2;
 
-// Tags of a segment: 0 ... 30 halving, then these.
-constexpr std::uint64_t kFoldTag = 31;
-constexpr std::uint64_t kUnfoldTag = 32;
-constexpr std::uint64_t kTagsPerSegment = 64;
-
 /// A part of each piece, in the order in which they are packed: block i of the halving is piece i and, where there is
 /// an extra, the piece of that.
 struct Segment {

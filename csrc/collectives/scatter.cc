@@ -2,7 +2,6 @@
 #include "collectives/builders.h"
 #include "collectives/forwarding.h"
 #include "collectives/schedule_builder.h"
-#include "collectives/topology.h"
 #include "collectives/tree.h"
 
 namespace trainmover {
@@ -57,39 +56,25 @@ Schedule buildPacked(const Shape& shape, std::size_t bytes) {
 /// Pieces go down the tree one by one, in chunks.
 Schedule buildStreamed(const Shape& shape, std::size_t bytes) {
   const RootedTree tree(shape.size, shape.root);
-  const int v = tree.relative(shape.rank);
-  const std::size_t chunk = pipelineChunkBytes(bytes);
-  const std::size_t chunks = partsOf(bytes, chunk);
-  ScheduleBuilder builder(shape, 2 * chunks * static_cast<std::size_t>(tree.span(v)));
-  Forwarding forwarding(builder, chunk);
-  const int parent = tree.absolute(tree.parent(v));
-  if (v == 0) builder.copy(inputPiece(shape.rank, bytes), outputPiece(0, bytes), {});
-  for (int getter = v; getter < v + tree.span(v); ++getter) {
-    const int to = getter == v ? -1 : tree.absolute(tree.childTowards(v, getter));
-    for (std::size_t index = 0; index < chunks; ++index) {
-      const Slice part = chunkOf(bytes, chunk, index);
-      const std::size_t length = part.end - part.begin;
-      const std::uint64_t tag = static_cast<std::uint64_t>(getter) * chunks + index;
-      if (getter != v && v != 0) {
-        forwarding.add(parent, to, tag, length);
-      } else if (getter != v) {
-        builder.send(to, tag, partOf(inputPiece(tree.absolute(getter), bytes), part.begin, length), {});
-      } else if (v != 0) {
-        builder.receive(parent, tag, partOf(outputPiece(0, bytes), part.begin, length), {});
-      }
+  const Region own = outputPiece(0, bytes);
+  StreamedPieces pieces(tree, shape.rank, bytes);
+  ScheduleBuilder builder(shape, 2 * pieces.chunksInAll());
+  Forwarding forwarding(builder, pieces.chunkBytes());
+  if (pieces.atRoot()) builder.copy(inputPiece(shape.rank, bytes), own, {});
+  pieces.forEach([&](const StreamedPieces::Chunk& chunk) {
+    if (chunk.is_own) {
+      if (!pieces.atRoot()) builder.receive(pieces.parent(), chunk.tag, partOf(own, chunk.begin, chunk.bytes), {});
+    } else if (pieces.atRoot()) {
+      builder.send(chunk.child, chunk.tag, partOf(inputPiece(chunk.rank, bytes), chunk.begin, chunk.bytes), {});
+    } else {
+      forwarding.add(pieces.parent(), chunk.child, chunk.tag, chunk.bytes);
     }
-  }
+  });
   return builder.take();
 }
 
 }  // namespace
 
-Schedule buildScatter(const Shape& shape) {
-  const std::size_t bytes = shape.pieces[0];
-  if (bytes == 0) return Schedule{};
-  if (shape.size <= kDirectSize) return buildDirect(shape, bytes);
-  return bytes <= kPackedBytesMax / static_cast<std::size_t>(shape.size) ? buildPacked(shape, bytes)
-                                                                         : buildStreamed(shape, bytes);
-}
+Schedule buildScatter(const Shape& shape) { return buildRooted(shape, buildDirect, buildPacked, buildStreamed); }
 
 }  // namespace trainmover

@@ -67,10 +67,9 @@ bool canServe(const Group& group, const CollectiveCall& call) {
   switch (call.kind) {
     case CollectiveKind::kAllReduce:
     case CollectiveKind::kReduce:
-    case CollectiveKind::kBarrier:
-      return true;
     case CollectiveKind::kReduceScatter:
-      return true;
+    case CollectiveKind::kBarrier:
+      return true;  // staged, whatever the size
     default:
       return group.crossMemory();
   }

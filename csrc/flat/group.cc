@@ -10,8 +10,12 @@
 
 namespace trainmover::flat {
 
-Group::Group(Mapping segment, GroupConfig config)
-    : segment_(std::move(segment)), config_(std::move(config)), layout_(config_.size), probe_(monotonicNs()) {}
+Group::Group(Mapping segment, GroupConfig config, Traffic& traffic)
+    : segment_(std::move(segment)),
+      config_(std::move(config)),
+      traffic_(traffic),
+      layout_(config_.size),
+      probe_(monotonicNs()) {}
 
 void Group::withdraw() {
   line(config_.rank).valid.store(0, std::memory_order_seq_cst);
@@ -87,6 +91,7 @@ void Group::read(int rank, std::uint64_t address, void* to, std::size_t bytes) {
   if (!shm::readMemoryOf(line(rank).process, address, to, bytes)) {
     throw RankClosed(rank, "its memory cannot be read any more");
   }
+  countFetched(bytes);
 }
 
 void Group::confirm(int rank) {

@@ -11,6 +11,7 @@
 #include "collectives/schedule.h"
 #include "flat/segment.h"
 #include "runtime/doorbell.h"
+#include "runtime/traffic.h"
 
 namespace trainmover::flat {
 
@@ -23,7 +24,8 @@ struct GroupConfig {
 
 class Group {
  public:
-  Group(Mapping segment, GroupConfig config);
+  /// Counts in `traffic`, which its user keeps for as long as it calls.
+  Group(Mapping segment, GroupConfig config, Traffic& traffic);
 
   /// Tells the others that what this rank offers may be anything from now on. Before its callers get their memory back.
   void withdraw();
@@ -56,6 +58,9 @@ class Group {
   /// This rank needs nothing of operation `sequence` any more.
   void leave(std::uint64_t sequence);
 
+  /// Counts what was put up for others, or fetched from them by other means than read().
+  void countOffered(std::size_t bytes) { traffic_.bytes_sent += bytes; }
+  void countFetched(std::size_t bytes) { traffic_.bytes_received += bytes; }
   /// Copies from the memory of `rank`. Throws LinkClosed when it is gone or taken back.
   void read(int rank, std::uint64_t address, void* to, std::size_t bytes);
   /// After the last read(): throws LinkClosed unless what was read is sure to be what `rank` offered.
@@ -74,6 +79,7 @@ class Group {
 
   Mapping segment_;
   GroupConfig config_;
+  Traffic& traffic_;
   Layout layout_;
   std::uint64_t probe_;
   bool described_ = false, attached_ = false, cross_memory_ = false;

@@ -96,6 +96,7 @@ class PullOperation final : public FlatOperation {
     std::size_t total = 0;
     for (const Buffer& piece : call_.inputs) total += piece.bytes;
     in_place_ = total > kStagedBytesMax;
+    group_.countOffered(total);
     unsigned char* slot = group_.slot(sequence_, rank());
     Piece* table = group_.table(sequence_, rank());
     std::size_t staged = 0;
@@ -165,6 +166,7 @@ class PullOperation final : public FlatOperation {
       if (piece.address + done_ + bytes > kSlotBytes)
         throw CollectiveMismatch("a peer's table points outside its slot");
       std::memcpy(to, group_.slot(sequence_, source) + piece.address + done_, bytes);
+      if (source != rank()) group_.countFetched(bytes);
     } else if (source == rank()) {
       const Buffer& own = call_.inputs[call_.inputs.size() == 1 ? 0 : static_cast<std::size_t>(rank())];
       const unsigned char* from = static_cast<const unsigned char*>(own.data) + done_;

@@ -86,6 +86,7 @@ class ReduceOperation final : public FlatOperation {
       copyInputs(0, count_, group_.slot(sequence_, rank()));
       group_.arrive(sequence_, 0);
     } else if (path_ == Path::kRead) {
+      group_.countOffered(bytes_);
       for (int stage = 0; stage < kStages; ++stage) group_.expect(sequence_, stage, size());
       offerPieces();
       group_.arrive(sequence_, 0);
@@ -118,6 +119,7 @@ class ReduceOperation final : public FlatOperation {
     checkOffers();
     const bool scatter = call_.kind == CollectiveKind::kReduceScatter;
     const Part part = scatter ? parts_[static_cast<std::size_t>(rank())] : Part{0, count_};
+    group_.countFetched(part.count * element_ * static_cast<std::size_t>(size() - 1));
     if (!call_.outputs.empty() && (call_.kind != CollectiveKind::kReduce || rank() == call_.root)) {
       for (int other = 0; other < size(); ++other) {
         pointers_[static_cast<std::size_t>(other)] = group_.slot(sequence_, other) + part.begin * element_;
@@ -174,6 +176,7 @@ class ReduceOperation final : public FlatOperation {
   void reduceBlock() {
     const Part block = blockOf(rank());
     if (block.count == 0) return;
+    group_.countFetched(block.count * element_ * static_cast<std::size_t>(size() - 1));
     for (int other = 0; other < size(); ++other) pointers_[static_cast<std::size_t>(other)] = staged(other, rank());
     void* out = staged(rank(), rank());
     if (call_.kind == CollectiveKind::kReduceScatter) {
@@ -188,6 +191,7 @@ class ReduceOperation final : public FlatOperation {
     for (int owner = 0; owner < size(); ++owner) {
       const Part block = blockOf(owner);
       if (block.count == 0) continue;
+      if (owner != rank()) group_.countFetched(block.count * element_);
       std::memcpy(bytesAt(call_.outputs[0].data, block.begin * element_), staged(owner, owner), block.count * element_);
     }
   }
@@ -288,6 +292,7 @@ class ReduceOperation final : public FlatOperation {
   // Copies elements [begin, begin + count) of the whole input, wherever its pieces lie.
   void copyInputs(std::size_t begin, std::size_t count, unsigned char* to) {
     if (count == 0) return;
+    group_.countOffered(count * element_);
     if (call_.kind != CollectiveKind::kReduceScatter) {
       std::memcpy(to, bytesAt(call_.inputs[0].data, begin * element_), count * element_);
       return;

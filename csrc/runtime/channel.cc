@@ -10,9 +10,13 @@
 
 namespace trainmover {
 
-Channel::Channel(std::unique_ptr<Link> link, int peer, std::uint32_t generation, ChannelStats& stats,
+Channel::Channel(std::unique_ptr<Link> link, int peer, std::uint32_t generation, Traffic& traffic,
                  AnySourceMatch any_source)
-    : link_(std::move(link)), peer_(peer), generation_(generation), stats_(stats), any_source_(std::move(any_source)) {}
+    : link_(std::move(link)),
+      peer_(peer),
+      generation_(generation),
+      traffic_(traffic),
+      any_source_(std::move(any_source)) {}
 
 void Channel::send(Transfer& transfer) {
   if (ended_) throw LinkClosed("has left");
@@ -123,7 +127,7 @@ bool Channel::flush() {
     }
     if (written == 0) break;
     moved += written;
-    stats_.bytes_sent += written;
+    traffic_.bytes_sent += written;
     frame.written += written;
     if (frame.written < total) continue;
     Transfer* transfer = frame.transfer;
@@ -154,7 +158,7 @@ bool Channel::readFrames() {
     header_bytes_ = 0;
     take(decode(header_.data()));
   }
-  stats_.bytes_received += moved;
+  traffic_.bytes_received += moved;
   return moved > 0;
 }
 
@@ -206,7 +210,7 @@ void Channel::take(const FrameHeader& header) {
       if (found == requests_.end()) throw FrameError("a receipt for a message that was never announced");
       Transfer* transfer = found->second;
       requests_.erase(found);
-      stats_.bytes_sent += transfer->bytes;
+      traffic_.bytes_sent += transfer->bytes;
       return end(*transfer);
     }
     case FrameKind::kCredit:
@@ -301,7 +305,7 @@ bool Channel::fetch() {
     fetch_ = fetches_.empty() ? nullptr : fetches_.front().transfer;
     end(transfer);
   }
-  stats_.bytes_received += moved;
+  traffic_.bytes_received += moved;
   return moved > 0;
 }
 

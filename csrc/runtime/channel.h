@@ -14,6 +14,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "runtime/traffic.h"
 #include "runtime/transfer.h"
 #include "transport/link.h"
 #include "wire/frame.h"
@@ -27,18 +28,13 @@ constexpr std::size_t kUnexpectedMax = std::size_t{1} << 16;
 /// Bytes moved by one call of progress(), so that the engine's lock is never held for long.
 constexpr std::size_t kProgressBytesMax = std::size_t{4} << 20;
 
-struct ChannelStats {
-  std::uint64_t bytes_sent = 0, bytes_received = 0;
-};
-
 /// Finds the receive from any source that wants a message nobody asked this channel for; null if there is none.
 using AnySourceMatch = std::function<Transfer*(FrameClass, std::uint64_t key)>;
 
 /// All calls under the engine's lock. Throws LinkClosed, FrameError, CollectiveMismatch: the link is then of no use.
 class Channel {
  public:
-  Channel(std::unique_ptr<Link> link, int peer, std::uint32_t generation, ChannelStats& stats,
-          AnySourceMatch any_source);
+  Channel(std::unique_ptr<Link> link, int peer, std::uint32_t generation, Traffic& traffic, AnySourceMatch any_source);
 
   void send(Transfer& transfer);
   void receive(Transfer& transfer);
@@ -88,7 +84,7 @@ class Channel {
   std::unique_ptr<Link> link_;
   int peer_;
   std::uint32_t generation_;
-  ChannelStats& stats_;
+  Traffic& traffic_;
   AnySourceMatch any_source_;
 
   std::deque<Outgoing> outgoing_;

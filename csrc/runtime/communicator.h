@@ -35,6 +35,7 @@ struct CollectiveCall {
   bool waited_at_once = false;           // the caller waits in the next moment: don't bother the progress thread
 };
 
+/// See communicator_stats() of trainmover_ext, and runtime/traffic.h for what counts as sent and received.
 struct CommunicatorStats {
   std::string name;
   int size = 0, rank = 0;

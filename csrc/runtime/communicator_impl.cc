@@ -38,13 +38,13 @@ std::size_t totalBytes(const std::vector<Buffer>& buffers) {
 // the two it is may not be known before.
 class CommunicatorImpl::QueuedCollective final : public PendingOperation {
  public:
-  QueuedCollective(CommunicatorImpl& communicator, const CollectiveCall& call)
-      : PendingOperation(communicator.engine_), communicator_(communicator), call_(call) {}
+  QueuedCollective(CommunicatorImpl& communicator, const CollectiveCall& call, Shape shape)
+      : PendingOperation(communicator.engine_), communicator_(communicator), call_(call), shape_(std::move(shape)) {}
 
   bool advance() override {
     moved = false;
     if (!inner_) {
-      inner_ = communicator_.makeOperation(call_);
+      inner_ = communicator_.makeOperation(call_, shape_);
       if (!inner_) return false;
       moved = true;
       if (recorder != nullptr) recorder->update(record, FlightRecord::State::kStarted, wallClockNs());
@@ -63,6 +63,7 @@ class CommunicatorImpl::QueuedCollective final : public PendingOperation {
  private:
   CommunicatorImpl& communicator_;
   CollectiveCall call_;
+  Shape shape_;
   std::unique_ptr<PendingOperation> inner_;
 };
 
@@ -75,13 +76,11 @@ std::shared_ptr<Operation> CommunicatorImpl::start(const CollectiveCall& call) {
   if (host_.isolated()) {
     fillIsolated(call, size(), rank());
     started_.fetch_add(1, std::memory_order_relaxed);
-    auto finished = std::make_shared<FinishedOperation>(engine_);
-    finished->endAtOnce();
-    return finished;
+    return finishedAtOnce();
   }
-  shapeOf(call, size(), rank());  // refuses what contradicts itself before anything is queued
+  Shape shape = shapeOf(call, size(), rank());  // refuses what contradicts itself before anything is queued
   host_.checkUsable();
-  auto operation = std::make_shared<QueuedCollective>(*this, call);
+  auto operation = std::make_shared<QueuedCollective>(*this, call, std::move(shape));
   FlightRecord facts;
   facts.operation = nameOf(call.kind);
   facts.dtype = call.dtype;
@@ -91,13 +90,24 @@ std::shared_ptr<Operation> CommunicatorImpl::start(const CollectiveCall& call) {
   record(*operation, facts, call.timeout);
   {
     std::lock_guard<std::mutex> lock(engine_.mutex());
-    if (closed_) throw CollectiveAborted(host_.currentGeneration(), -1, "communicator " + config_.name + " was closed");
-    host_.checkUsable();
+    checkOpen();
     collectives_.push_back(operation);
     engine_.activate(shared_from_this());  // here, so that an abort either refuses it above or finds it
+    advance();
   }
-  launch(operation, call.waited_at_once);
+  handOver(*operation, call.waited_at_once);
   return operation;
+}
+
+std::shared_ptr<Operation> CommunicatorImpl::finishedAtOnce() {
+  auto finished = std::make_shared<FinishedOperation>(engine_);
+  finished->endAtOnce();
+  return finished;
+}
+
+void CommunicatorImpl::checkOpen() const {
+  if (closed_) throw CollectiveAborted(host_.currentGeneration(), -1, "communicator " + config_.name + " was closed");
+  host_.checkUsable();
 }
 
 std::shared_ptr<Operation> CommunicatorImpl::send(Buffer buffer, int peer, std::int64_t tag,
@@ -120,9 +130,7 @@ std::shared_ptr<Operation> CommunicatorImpl::startMessage(Buffer buffer, int pee
   }
   if (host_.isolated()) {
     if (!is_send && buffer.bytes > 0) std::memset(buffer.data, 0, buffer.bytes);
-    auto finished = std::make_shared<FinishedOperation>(engine_);
-    finished->endAtOnce();
-    return finished;
+    return finishedAtOnce();
   }
   host_.checkUsable();
   auto operation = std::make_shared<MessageOperation>(engine_, buffer, peer, tag, is_send);
@@ -133,8 +141,7 @@ std::shared_ptr<Operation> CommunicatorImpl::startMessage(Buffer buffer, int pee
   (is_send ? facts.input_bytes : facts.output_bytes) = buffer.bytes;
   {
     std::lock_guard<std::mutex> lock(engine_.mutex());
-    if (closed_) throw CollectiveAborted(host_.currentGeneration(), -1, "communicator " + config_.name + " was closed");
-    host_.checkUsable();
+    checkOpen();
     facts.sequence = messages_started_++;
     record(*operation, facts, timeout);
     messages_.push_back(operation);
@@ -148,8 +155,9 @@ std::shared_ptr<Operation> CommunicatorImpl::startMessage(Buffer buffer, int pee
     } catch (const std::exception& error) {
       host_.failed(-1, error.what(), false);
     }
+    advance();
   }
-  launch(operation, false);
+  handOver(*operation, false);
   return operation;
 }
 
@@ -162,24 +170,21 @@ void CommunicatorImpl::record(PendingOperation& operation, FlightRecord facts, s
   facts.generation = host_.currentGeneration();
   facts.timeout_ms = limit_ms;
   facts.created_ns = wallClockNs();
+  operation.waits = waits_;
   operation.recorder = &host_.recorder();
   operation.record = operation.recorder->add(std::move(facts));
 }
 
-// Moves on at once as far as possible; the rest is for whoever waits, or the progress thread.
-void CommunicatorImpl::launch(const std::shared_ptr<PendingOperation>& operation, bool waited_at_once) {
-  {
-    std::lock_guard<std::mutex> lock(engine_.mutex());
-    advance();
-  }
-  if (operation->finished()) {
+// What could be done at once is done; the rest is for whoever waits, or the progress thread.
+void CommunicatorImpl::handOver(const PendingOperation& operation, bool waited_at_once) {
+  if (operation.finished()) {
     engine_.settle();
   } else {
     engine_.submitted(waited_at_once);
   }
 }
 
-std::unique_ptr<PendingOperation> CommunicatorImpl::makeOperation(CollectiveCall& call) {
+std::unique_ptr<PendingOperation> CommunicatorImpl::makeOperation(CollectiveCall& call, const Shape& shape) {
   if (size() > 1 && size() <= flat::kRanksMax && allLocal()) {
     if (!groupReady()) return nullptr;
     if (flat::canServe(*group_, call)) {
@@ -190,11 +195,10 @@ std::unique_ptr<PendingOperation> CommunicatorImpl::makeOperation(CollectiveCall
                     : flat::makePullOperation(engine_, group_, sequence, call);
     }
   }
-  return makeScheduled(call);
+  return makeScheduled(call, shape);
 }
 
-std::unique_ptr<PendingOperation> CommunicatorImpl::makeScheduled(CollectiveCall& call) {
-  const Shape shape = shapeOf(call, size(), rank());
+std::unique_ptr<PendingOperation> CommunicatorImpl::makeScheduled(CollectiveCall& call, const Shape& shape) {
   if (call.kind == CollectiveKind::kAllReduce && !call.inputs.empty()) {
     // Schedules of all-reduce work in place.
     const Buffer from = call.inputs[0];

@@ -100,8 +100,8 @@ class CommunicatorImpl final : public Communicator,
   void submitAnySource(Transfer& transfer);
   Transfer* takeAnySource(FrameClass message_class, std::uint64_t key);
   /// The operation proper, once its turn has come; null while the group is still being joined.
-  std::unique_ptr<PendingOperation> makeOperation(CollectiveCall& call);
-  std::unique_ptr<PendingOperation> makeScheduled(CollectiveCall& call);
+  std::unique_ptr<PendingOperation> makeOperation(CollectiveCall& call, const Shape& shape);
+  std::unique_ptr<PendingOperation> makeScheduled(CollectiveCall& call, const Shape& shape);
   bool groupReady();
   bool allLocal();
   bool advanceChannels();
@@ -115,7 +115,10 @@ class CommunicatorImpl final : public Communicator,
   bool needs(int peer, bool also_links) const;
   void dropLinks();
   void record(PendingOperation& operation, FlightRecord facts, std::chrono::milliseconds timeout);
-  void launch(const std::shared_ptr<PendingOperation>& operation, bool waited_at_once);
+  std::shared_ptr<Operation> finishedAtOnce();
+  /// Throws CollectiveAborted when no operation may start here any more.
+  void checkOpen() const;
+  void handOver(const PendingOperation& operation, bool waited_at_once);
   int groupRankOf(int global_rank) const;
   std::string waitedFor(const PendingOperation& operation) const;
 
@@ -132,8 +135,8 @@ class CommunicatorImpl final : public Communicator,
   std::vector<int> linked_;                                  // group ranks with a channel
   std::unordered_map<int, std::vector<Transfer*>> waiting_;  // for a link, by group rank
   std::vector<Transfer*> any_source_;
-  ChannelStats bytes_;
-  std::uint64_t links_made_ = 0;
+  Traffic traffic_;
+  const std::shared_ptr<WaitCounters> waits_ = std::make_shared<WaitCounters>();
 
   enum class Locality { kUnknown, kLocal, kSpread };
   Locality locality_ = Locality::kUnknown;

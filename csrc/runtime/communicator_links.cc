@@ -82,10 +82,9 @@ void CommunicatorImpl::linkReady(Generation generation, int global_rank, std::un
   if (slot) return;
   if (link->descriptor() >= 0) engine_.addSocket(link->descriptor());
   slot = std::make_unique<Channel>(
-      std::move(link), peer, static_cast<std::uint32_t>(generation), bytes_,
+      std::move(link), peer, static_cast<std::uint32_t>(generation), traffic_,
       [this](FrameClass message_class, std::uint64_t key) { return takeAnySource(message_class, key); });
   linked_.push_back(peer);
-  ++links_made_;
   const auto waiting = waiting_.find(peer);
   if (waiting == waiting_.end()) return;
   const std::vector<Transfer*> transfers = std::move(waiting->second);
@@ -149,7 +148,7 @@ bool CommunicatorImpl::groupReady() {
       if (other != rank() && !doorbell) return false;
       config.doorbells.push_back(std::move(doorbell));
     }
-    group_ = std::make_shared<flat::Group>(std::move(segment_), std::move(config));
+    group_ = std::make_shared<flat::Group>(std::move(segment_), std::move(config), traffic_);
     segment_ = Mapping();
   }
   group_joined_ = group_->join();
@@ -214,8 +213,11 @@ CommunicatorStats CommunicatorImpl::stats() const {
   stats.rank = rank();
   stats.operations = started_.load(std::memory_order_relaxed) + messages_started_;
   stats.links = linked_.size();
-  stats.bytes_sent = bytes_.bytes_sent;
-  stats.bytes_received = bytes_.bytes_received;
+  stats.bytes_sent = traffic_.bytes_sent;
+  stats.bytes_received = traffic_.bytes_received;
+  stats.waits = waits_->waits.load(std::memory_order_relaxed);
+  stats.sleeps = waits_->sleeps.load(std::memory_order_relaxed);
+  stats.wait_us = waits_->wait_ns.load(std::memory_order_relaxed) / 1000;
   return stats;
 }
 

@@ -164,7 +164,8 @@ void Engine::take() {
 
 void Engine::wait(PendingOperation& operation, std::uint64_t timeout_ms) {
   if (operation.finished()) return;
-  waits_.waits.fetch_add(1, std::memory_order_relaxed);
+  const std::shared_ptr<WaitCounters> counters = operation.waits;
+  if (counters) counters->waits.fetch_add(1, std::memory_order_relaxed);
   const std::uint64_t start_ns = monotonicNs();
   const std::uint64_t deadline_ms = timeout_ms == 0 ? ~std::uint64_t{0} : start_ns / 1'000'000u + timeout_ms;
   std::unique_lock<std::mutex> lock(mutex_);
@@ -190,7 +191,7 @@ void Engine::wait(PendingOperation& operation, std::uint64_t timeout_ms) {
     take();  // another driver has handed over to this thread, which needs nothing any more
     leave(lock);
   }
-  waits_.wait_ns.fetch_add(monotonicNs() - start_ns, std::memory_order_relaxed);
+  if (counters) counters->wait_ns.fetch_add(monotonicNs() - start_ns, std::memory_order_relaxed);
 }
 
 void Engine::drive(std::unique_lock<std::mutex>& lock, PendingOperation& operation, std::uint64_t deadline_ms) {
@@ -210,7 +211,7 @@ void Engine::drive(std::unique_lock<std::mutex>& lock, PendingOperation& operati
       if (operation.finished() || now_ms >= deadline_ms) return;
     }
     if (next == Backoff::Next::kSleep) {
-      sleepBriefly(lock);
+      sleepBriefly(lock, operation.waits.get());
     } else {
       lock.unlock();
       next == Backoff::Next::kSpin ? relax() : (void)::sched_yield();
@@ -223,7 +224,7 @@ bool Engine::waitsForSockets() const {
   return std::any_of(active_.begin(), active_.end(), [](const auto& driven) { return driven->waitsForSockets(); });
 }
 
-void Engine::sleepBriefly(std::unique_lock<std::mutex>& lock) {
+void Engine::sleepBriefly(std::unique_lock<std::mutex>& lock, WaitCounters* counters) {
   const bool sockets = waitsForSockets();
   const std::uint32_t seen = doorbell_.rings();
   doorbell_.announce(sockets ? Sleeper::kEvent : Sleeper::kFutex);
@@ -232,7 +233,7 @@ void Engine::sleepBriefly(std::unique_lock<std::mutex>& lock) {
     runCallbacks(lock);
     return;
   }
-  waits_.sleeps.fetch_add(1, std::memory_order_relaxed);
+  if (counters != nullptr) counters->sleeps.fetch_add(1, std::memory_order_relaxed);
   lock.unlock();
   if (sockets) {
     epoll_event events[8];

@@ -1,8 +1,8 @@
 // Progress: who drives outstanding operations, how waiting threads spin, yield and sleep, and what an abort does.
 //
 // One lock guards everything that moves data. A thread that waits drives all operations itself, not only its own; other
-// waiting threads sleep until theirs is done or until the driver leaves. When nobody waits, the progress thread (in
-// control_plane.cc) drives, woken by the doorbell or by a socket.
+// waiting threads sleep until theirs is done or until the driver leaves. When nobody waits, the progress thread
+// (progress_thread.cc) drives, woken by the doorbell or by a socket.
 #pragma once
 
 #include <atomic>
@@ -84,11 +84,6 @@ class Engine {
   std::optional<AbortCause> aborted() const;
   bool isAborted() const { return aborted_flag_.load(std::memory_order_acquire); }
 
-  struct Waits {
-    std::atomic<std::uint64_t> waits{0}, sleeps{0}, wait_ns{0};
-  };
-  Waits& waits() { return waits_; }
-
   /// Set once, before any operation: re-arms the progress thread's view of dataEvents().
   void onArm(std::function<void()> arm) { arm_ = std::move(arm); }
   /// The progress thread's view has fired.
@@ -102,8 +97,7 @@ class Engine {
   void drive(std::unique_lock<std::mutex>& lock, PendingOperation& operation, std::uint64_t deadline_ms);
   void take();
   void leave(std::unique_lock<std::mutex>& lock);
-  void pause(std::unique_lock<std::mutex>& lock, Backoff& backoff);
-  void sleepBriefly(std::unique_lock<std::mutex>& lock);
+  void sleepBriefly(std::unique_lock<std::mutex>& lock, WaitCounters* counters);
   bool waitsForSockets() const;
   void runPosted();
   void runCallbacks(std::unique_lock<std::mutex>& lock);
@@ -133,7 +127,6 @@ class Engine {
   std::optional<AbortCause> aborted_;
   std::atomic<bool> aborted_flag_{false};
   std::atomic<Generation> generation_{1};
-  Waits waits_;
 };
 
 }  // namespace trainmover

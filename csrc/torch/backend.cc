@@ -1,29 +1,11 @@
 // Life of a Backend, time-outs, coalescing, and the one place where operations start. See backend.h.
 #include "torch/backend.h"
 
-#include <Python.h>
-
 #include "base/errors.h"
+#include "torch/without_gil.h"
 
 namespace trainmover {
 namespace {
-
-/// Runs `action` without the GIL, which the progress thread may need in order to end.
-template <typename Action>
-void withoutGil(Action action) {
-  if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) {
-    action();
-    return;
-  }
-  PyThreadState* const saved = PyEval_SaveThread();
-  try {
-    action();
-  } catch (...) {
-    PyEval_RestoreThread(saved);
-    throw;
-  }
-  PyEval_RestoreThread(saved);
-}
 
 c10::intrusive_ptr<c10d::Backend::Options> makeOptions(const std::string& name, const std::vector<int>& global_ranks,
                                                        std::chrono::milliseconds timeout) {
@@ -43,7 +25,8 @@ Backend::Backend(std::shared_ptr<OpenGroup> group, const std::vector<int>& globa
 
 Backend::~Backend() {
   try {
-    withoutGil([this] { group_->close(); });
+    const WithoutGil without_gil;
+    group_->close();
   } catch (const std::exception& error) {
     TORCH_WARN("backend trainmover: group ", group_->communicator().name(), " did not close: ", error.what());
   }
@@ -61,11 +44,13 @@ c10d::ErrorType Backend::getError() {
 }
 
 void Backend::abort() {
-  withoutGil([this] { group_->close(); });
+  const WithoutGil without_gil;
+  group_->close();
 }
 
 void Backend::shutdown() {
-  withoutGil([this] { group_->close(); });
+  const WithoutGil without_gil;
+  group_->close();
 }
 
 // Operations start when they are called, never later, so a group of them needs no more than one handle for all.

@@ -1,5 +1,6 @@
 // The collectives of Backend: which memory of which tensors is the input and output of which operation. See backend.h.
 #include "torch/backend.h"
+#include "torch/parts.h"
 
 namespace trainmover {
 namespace {

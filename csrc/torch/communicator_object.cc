@@ -8,8 +8,10 @@
 #include <stdexcept>
 #include <string>
 
+#include "torch/parts.h"
 #include "torch/python_arguments.h"
 #include "torch/python_errors.h"
+#include "torch/without_gil.h"
 
 namespace trainmover {
 namespace {
@@ -33,17 +35,6 @@ PyObject* guarded(Body body) {
   }
 }
 
-class WithoutGil {
- public:
-  WithoutGil() : saved_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(saved_); }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
-
- private:
-  PyThreadState* const saved_;
-};
-
 PyObject* none() { Py_RETURN_NONE; }
 
 PyObject* run(Communicator& communicator, CollectiveCall& call, PyObject* timeout_ms) {
@@ -56,17 +47,13 @@ PyObject* run(Communicator& communicator, CollectiveCall& call, PyObject* timeou
   return none();
 }
 
-void appendEqualParts(std::vector<Buffer>& parts, const char* name, Buffer whole, int size) {
-  const auto pieces = static_cast<std::size_t>(size);
-  if (whole.bytes % pieces != 0) {
+/// One equal part for each rank.
+void cutForRanks(std::vector<Buffer>& parts, const char* name, Buffer whole, int size) {
+  if (whole.bytes % static_cast<std::size_t>(size) != 0) {
     throw std::invalid_argument(std::string(name) + ": found " + std::to_string(whole.bytes) +
                                 " bytes; expected a multiple of the " + std::to_string(size) + " ranks");
   }
-  const std::size_t bytes = whole.bytes / pieces;
-  parts.reserve(pieces);
-  for (std::size_t piece = 0; piece < pieces; ++piece) {
-    parts.push_back(Buffer{static_cast<char*>(whole.data) + bytes * piece, bytes});
-  }
+  appendEqualParts(parts, whole, size);
 }
 
 int rootOf(PyObject* value) { return static_cast<int>(wholeNumber(value, "root", 0)); }
@@ -109,7 +96,7 @@ PyObject* reduceScatter(PyObject* self, PyObject* const* values, Py_ssize_t posi
     input.take(arguments[0], "buffer", false);
     output.take(arguments[1], "output", true);
     call.dtype = input.reductionType(call.op);
-    appendEqualParts(call.inputs, "buffer", input.buffer(), communicator.size());
+    cutForRanks(call.inputs, "buffer", input.buffer(), communicator.size());
     call.outputs = {output.buffer()};
     return run(communicator, call, arguments[3]);
   });
@@ -127,7 +114,7 @@ PyObject* allGather(PyObject* self, PyObject* const* values, Py_ssize_t position
     input.take(arguments[0], "buffer", false);
     output.take(arguments[1], "output", true);
     call.inputs = {input.buffer()};
-    appendEqualParts(call.outputs, "output", output.buffer(), communicator.size());
+    cutForRanks(call.outputs, "output", output.buffer(), communicator.size());
     return run(communicator, call, arguments[2]);
   });
 }
@@ -182,7 +169,7 @@ PyObject* gather(PyObject* self, PyObject* const* values, Py_ssize_t positional,
     call.inputs = {input.buffer()};
     if (communicator.rank() == call.root) {
       output.take(arguments[1], "output", true);
-      appendEqualParts(call.outputs, "output", output.buffer(), communicator.size());
+      cutForRanks(call.outputs, "output", output.buffer(), communicator.size());
     }
     return run(communicator, call, arguments[3]);
   });
@@ -200,7 +187,7 @@ PyObject* scatter(PyObject* self, PyObject* const* values, Py_ssize_t positional
     Memory output;
     if (communicator.rank() == call.root) {
       input.take(arguments[0], "buffer", false);
-      appendEqualParts(call.inputs, "buffer", input.buffer(), communicator.size());
+      cutForRanks(call.inputs, "buffer", input.buffer(), communicator.size());
     }
     output.take(arguments[1], "output", true);
     call.outputs = {output.buffer()};
@@ -219,8 +206,8 @@ PyObject* allToAll(PyObject* self, PyObject* const* values, Py_ssize_t positiona
     Memory output;
     input.take(arguments[0], "buffer", false);
     output.take(arguments[1], "output", true);
-    appendEqualParts(call.inputs, "buffer", input.buffer(), communicator.size());
-    appendEqualParts(call.outputs, "output", output.buffer(), communicator.size());
+    cutForRanks(call.inputs, "buffer", input.buffer(), communicator.size());
+    cutForRanks(call.outputs, "output", output.buffer(), communicator.size());
     return run(communicator, call, arguments[2]);
   });
 }

@@ -210,12 +210,4 @@ void Operands::copyBack() const {
   }
 }
 
-void appendEqualParts(std::vector<Buffer>& parts, Buffer whole, int pieces) {
-  const std::size_t bytes = whole.bytes / static_cast<std::size_t>(pieces);
-  parts.reserve(parts.size() + static_cast<std::size_t>(pieces));
-  for (int piece = 0; piece < pieces; ++piece) {
-    parts.push_back(Buffer{static_cast<char*>(whole.data) + bytes * static_cast<std::size_t>(piece), bytes});
-  }
-}
-
 }  // namespace trainmover

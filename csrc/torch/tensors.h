@@ -49,7 +49,4 @@ class Operands {
   std::vector<at::Tensor> results_;  // outputs, as the caller knows them
 };
 
-/// Cuts `whole` into `pieces` equal parts and appends them to `parts`.
-void appendEqualParts(std::vector<Buffer>& parts, Buffer whole, int pieces);
-
 }  // namespace trainmover

@@ -63,7 +63,7 @@ struct Target {
   }
 
   LinkPair pair;
-  ChannelStats stats;
+  Traffic stats;
   Ignored listener;
   std::vector<std::vector<unsigned char>> memory;
   std::vector<Transfer> transfers;

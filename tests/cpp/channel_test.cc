@@ -63,7 +63,7 @@ struct Side {
           any.erase(found);
           return transfer;
         }) {}
-  ChannelStats stats;
+  Traffic stats;
   Ends ends;
   std::vector<Transfer*> any;
   Channel channel;

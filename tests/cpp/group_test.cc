@@ -33,7 +33,7 @@ struct Ranks {
             other == rank ? nullptr : std::make_shared<PeerDoorbell>(bell.memory(), Descriptor(::dup(bell.event()))));
       }
       groups.push_back(std::make_unique<Group>(
-          rank == 0 ? std::move(first) : Mapping::attach(memory, Layout(size).bytes()), std::move(config)));
+          rank == 0 ? std::move(first) : Mapping::attach(memory, Layout(size).bytes()), std::move(config), traffic));
     }
   }
   void join() {
@@ -42,6 +42,7 @@ struct Ranks {
     }
     for (auto& group : groups) CHECK(group->join());
   }
+  Traffic traffic;
   Group& operator[](int rank) { return *groups[static_cast<std::size_t>(rank)]; }
   /// Announces a sleeper on each; rung(r) says whether it was woken since.
   void sleepAll() {
@@ -183,8 +184,9 @@ TEST(processes_see_what_all_have_written_before_they_arrived_and_nothing_later) 
   CHECK_EQ(::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL), 0);
   runJob(kSize, [fd](Member& member) {
     const Descriptor memory(fd);
+    Traffic traffic;
     Group group(Mapping::attach(memory, Layout(kSize).bytes()),
-                {kSize, member.rank(), true, std::vector<std::shared_ptr<PeerDoorbell>>(kSize)});
+                {kSize, member.rank(), true, std::vector<std::shared_ptr<PeerDoorbell>>(kSize)}, traffic);
     const std::uint64_t deadline_ms = monotonicMs() + 40'000;
     const auto until = [&](auto condition) {
       while (!condition()) {

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = Path(__file__).with_name("operations.py")
+PROGRAM = Path(__file__).with_name("run_operations.py")
 NAMES = [
     node.name
-    for node in ast.parse(PROGRAM.read_text()).body
+    for node in ast.parse(PROGRAM.with_name("operations.py").read_text()).body
     if isinstance(node, ast.FunctionDef)
     and any(isinstance(mark, ast.Name) and mark.id == "check" for mark in node.decorator_list)
 ]
