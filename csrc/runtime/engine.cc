@@ -14,11 +14,12 @@
 namespace trainmover {
 namespace {
 
-constexpr int kSpins = 2000;                     // with a core for each rank: about 20 us
-constexpr std::uint64_t kYieldNs = 200'000;      // then others may run in between
-constexpr std::uint64_t kLongYieldNs = 100'000;  // somebody else had the core meanwhile
-constexpr int kSleepsAfterLongYield = 32;
-constexpr std::uint64_t kSleepNs = 10'000'000;  // then sleep; limits are looked at this often
+constexpr int kSpins = 2000;                           // with a core for each rank: about 20 us
+constexpr std::uint64_t kYieldNs = 200'000;            // then others may run in between
+constexpr std::uint64_t kLongYieldNs = 500'000;        // somebody else computed on the core meanwhile
+constexpr int kSleepsAtLeast = 2, kSleepsAtMost = 64;  // after a long yield
+constexpr int kYieldsPerSleep = 4;                     // so many short ones forgive a sleep of the next time
+constexpr std::uint64_t kSleepNs = 10'000'000;         // then sleep; limits are looked at this often
 constexpr int kPollsBetweenLimits = 4096;
 constexpr int kRoundsOfProgressThread = 64;
 
@@ -32,40 +33,45 @@ void relax() {
 
 // How a driver waits between two looks: spin, yield, sleep. Yielding is cheapest while only waiting ranks share the
 // core. Beside a process that computes it is the worst: the kernel lets that one run out its slice of milliseconds,
-// while a sleeper that is woken comes first. A yield that took long tells the two apart, and is remembered for some
-// waits.
+// while a sleeper that is woken comes first. A yield that took long tells the two apart: some waits then do without,
+// twice as many each time that it was long again.
 class Engine::Backoff {
  public:
   enum class Next { kSpin, kYield, kSleep };
-  Backoff(bool may_spin, int& sleep_at_once) : may_spin_(may_spin), sleep_at_once_(sleep_at_once) { moved(); }
+  Backoff(bool may_spin, Crowd& crowd) : may_spin_(may_spin), crowd_(crowd) { moved(); }
   void moved() {
-    spins_ = yields_ = 0;
-    crowded_ = sleep_at_once_ > 0;
-    if (crowded_) --sleep_at_once_;
+    spins_ = 0;
+    yielded_ns_ = 0;
+    crowded_ = crowd_.sleep_at_once > 0;
+    if (crowded_) --crowd_.sleep_at_once;
   }
   Next next() {
     if (may_spin_ && spins_ < kSpins) {
       ++spins_;
       return Next::kSpin;
     }
-    if (crowded_) return Next::kSleep;
-    const std::uint64_t now_ns = monotonicNs();
-    if (yields_++ == 0) {
-      start_ns_ = now_ns;
-    } else if (now_ns - last_ns_ > kLongYieldNs) {
-      sleep_at_once_ = kSleepsAfterLongYield;
-      crowded_ = true;
+    return crowded_ || yielded_ns_ > kYieldNs ? Next::kSleep : Next::kYield;
+  }
+  void yield() {
+    const std::uint64_t start_ns = monotonicNs();
+    ::sched_yield();
+    const std::uint64_t took_ns = monotonicNs() - start_ns;
+    yielded_ns_ += took_ns;
+    if (took_ns < kLongYieldNs) {
+      crowd_.penalty = std::max(crowd_.penalty - 1, kSleepsAtLeast * kYieldsPerSleep);
+      return;
     }
-    last_ns_ = now_ns;
-    return crowded_ || now_ns - start_ns_ > kYieldNs ? Next::kSleep : Next::kYield;
+    crowd_.sleep_at_once = crowd_.penalty / kYieldsPerSleep;
+    crowd_.penalty = std::min(2 * crowd_.penalty, kSleepsAtMost * kYieldsPerSleep);
+    crowded_ = true;
   }
 
  private:
   const bool may_spin_;
-  int& sleep_at_once_;
+  Crowd& crowd_;
   bool crowded_ = false;
-  int spins_ = 0, yields_ = 0;
-  std::uint64_t start_ns_ = 0, last_ns_ = 0;
+  int spins_ = 0;
+  std::uint64_t yielded_ns_ = 0;
 };
 
 Engine::Engine(bool cores_for_all) : cores_for_all_(cores_for_all), data_events_(::epoll_create1(EPOLL_CLOEXEC)) {
@@ -195,7 +201,7 @@ void Engine::wait(PendingOperation& operation, std::uint64_t timeout_ms) {
 }
 
 void Engine::drive(std::unique_lock<std::mutex>& lock, PendingOperation& operation, std::uint64_t deadline_ms) {
-  Backoff backoff(cores_for_all_, sleep_at_once_);
+  Backoff backoff(cores_for_all_, crowd_);
   int polls = 0;
   while (!operation.finished()) {
     if (poll()) {
@@ -214,7 +220,7 @@ void Engine::drive(std::unique_lock<std::mutex>& lock, PendingOperation& operati
       sleepBriefly(lock, operation.waits.get());
     } else {
       lock.unlock();
-      next == Backoff::Next::kSpin ? relax() : (void)::sched_yield();
+      next == Backoff::Next::kSpin ? relax() : backoff.yield();
       lock.lock();
     }
   }

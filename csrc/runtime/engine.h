@@ -108,8 +108,12 @@ class Engine {
   std::condition_variable changed_;
   bool driven_ = false;  // a thread drives
   std::thread::id driver_;
-  int sleep_at_once_ = 0;  // so many more waits do without yielding
-  int queued_ = 0;         // threads that wait for the driver to end or to leave
+  struct Crowd {
+    int sleep_at_once = 0;  // so many more waits do without yielding
+    int penalty = 8;        // makes them more the next time; in short yields that are needed to forget it
+  };
+  Crowd crowd_;
+  int queued_ = 0;  // threads that wait for the driver to end or to leave
   Doorbell doorbell_;
   Descriptor data_events_;
   std::atomic<bool> armed_{false};  // the progress thread's nested epoll will fire

@@ -130,6 +130,12 @@ CASES = (
         "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall",
     ),
     Case(
+        name="moe-alltoall-tensor-parallel-experts",
+        world_size=4,
+        flags=f"{MOE} --tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
+        "--expert-tensor-parallel-size 2 --moe-token-dispatcher-type alltoall",
+    ),
+    Case(
         name="moe-alltoall",
         world_size=2,
         flags=f"{MOE} --expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall --use-distributed-optimizer",
@@ -163,6 +169,7 @@ NIGHTLY = {
     "overlap",
     "interleaved-pp2",
     "moe-allgather",
+    "moe-alltoall-tensor-parallel-experts",
     "bf16-plain-optimizer-recompute-selective",
     "interleaved-pp4",
 }
