@@ -1,0 +1,233 @@
+"""What users ask of the controller, and the queue of migrations: one switch at a time, the next candidate after a
+failed one, an answer to everyone who waits. A part of the controller's core.
+"""
+
+from __future__ import annotations
+
+from megatron.resilience.protocol.controller_words import Answer, Desk
+from megatron.resilience.protocol.incidents import Cost, Incident, with_costs
+from megatron.resilience.protocol.journal import (
+    Command,
+    CommandEnded,
+    CommandTaken,
+    LedgerSwitch,
+    SwitchBegun,
+    SwitchMeasured,
+    incident_of,
+)
+from megatron.resilience.protocol.messages import (
+    Accepted,
+    AskIncidents,
+    AskStatus,
+    Finished,
+    IncidentsAnswer,
+    MachineView,
+    Migrate,
+    ProgressLine,
+    Refused,
+    StatusAnswer,
+    UserCommand,
+)
+from megatron.resilience.protocol.placement import natural
+from megatron.resilience.protocol.refusals import choose, need, why_not
+from megatron.resilience.protocol.switch_drive import UNDECIDED, Phase, SwitchDrive
+
+
+class Commands:
+    """See the module. `drive` is the switch under way."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.drive: SwitchDrive | None = None
+        self.progress: tuple[int, float] = (0, 0.0)
+        """(newest iteration heard of, its rank's median iteration in ms)"""
+        self._wakes_ms: float | None = None
+        """After a restart: until when agents are waited for."""
+        self._restarted = False
+
+    def take_up(self) -> None:
+        """After a replay: the switch in flight is driven on from what is written down."""
+        self._restarted = True
+        if self.desk.ledger.switch is not None:
+            self.drive = SwitchDrive(self.desk, self.desk.ledger.switch, restarted=True)
+
+    # -------------------------------------------------------------- what users ask
+
+    def ask(self, client: int, command: UserCommand) -> None:
+        """One command of a user."""
+        match command:
+            case Migrate():
+                self._migrate(client, command)
+            case AskStatus():
+                self.desk.actions.append(Answer(client=client, message=self.status()))
+            case AskIncidents():
+                self.desk.actions.append(Answer(client=client, message=IncidentsAnswer(incidents=self.incidents())))
+
+    def forget(self, client: int) -> None:
+        """A user has gone; the command goes on."""
+        for clients in self.desk.clients.values():
+            clients.discard(client)
+
+    def _migrate(self, client: int, migrate: Migrate) -> None:
+        desk, ledger = self.desk, self.desk.ledger
+        ended = ledger.answers.get(migrate.command_id)
+        if ended is not None:
+            desk.actions.append(Answer(client=client, message=self._finished(ended)))
+            return
+        if ledger.command(migrate.command_id) is None:
+            why = why_not(migrate, ledger, desk.members, need(ledger, desk.spec.ranks_per_machine))
+            if why:
+                desk.actions.append(Answer(client=client, message=Refused(command_id=migrate.command_id, why=why)))
+                return
+            entry = CommandTaken(
+                time_ms=desk.now_ms, command_id=migrate.command_id, leavers=migrate.leavers, to=migrate.to
+            )
+            desk.journal(entry)
+        desk.clients.setdefault(migrate.command_id, set()).add(client)
+        ahead = [command.command_id for command in ledger.queue].index(migrate.command_id)
+        text = f"queued behind {ahead} other migration{'s' if ahead > 1 else ''}" if ahead else "begins"
+        desk.actions.append(Answer(client=client, message=Accepted(command_id=migrate.command_id, text=text)))
+
+    # -------------------------------------------------------------- the queue
+
+    def pump(self) -> None:
+        """Ends what is over and begins what is next."""
+        drive = self.drive
+        if drive is not None and drive.phase is Phase.MEASURING:
+            is_late = drive.deadline_ms is not None and self.desk.now_ms >= drive.deadline_ms
+            if is_late or len(drive.measured) >= self.desk.spec.world_size:
+                self._measured(drive)
+        if self.drive is not None and self.drive.phase is Phase.OVER:
+            self.drive = None
+        if self.drive is None and self.desk.ledger.queue and self._is_awake():
+            self._begin(self.desk.ledger.queue[0])
+
+    def _is_awake(self) -> bool:
+        if not self._restarted:
+            return True
+        if self._wakes_ms is None:
+            self._wakes_ms = self.desk.now_ms + self.desk.limits.settle_ms
+        return self.desk.now_ms >= self._wakes_ms
+
+    def _begin(self, command: Command) -> None:
+        desk, ledger = self.desk, self.desk.ledger
+        last = ledger.incidents.get(ledger.generation)
+        before = f"; the last try: {last.why}" if command.attempts and last is not None else ""
+        if command.attempts >= desk.limits.attempts_max:
+            self._end(command.command_id, ok=False, text=f"given up after {command.attempts} tries{before}")
+            return
+        choice = choose(command, ledger, desk.members, need(ledger, desk.spec.ranks_per_machine))
+        if choice.why:
+            self._end(command.command_id, ok=False, text=choice.why + before)
+            return
+        entry = SwitchBegun(
+            time_ms=desk.now_ms,
+            generation=ledger.generation + 1,
+            command_id=command.command_id,
+            moves=choice.moves,
+        )
+        desk.journal(entry)
+        said = "; ".join(f"slot {m.slot}: {m.leaver} -> {m.joiner} ({m.reason})" for m in choice.moves)
+        desk.record("BEGIN", f"g{entry.generation}", "migration", said)
+        assert ledger.switch is not None
+        self.drive = SwitchDrive(desk, ledger.switch, restarted=False)
+        desk.tell(command.command_id, ProgressLine(command_id=command.command_id, text=f"preparing {said}"))
+        self.drive.begin()
+
+    def _measured(self, drive: SwitchDrive) -> None:
+        desk, switch = self.desk, self.desk.ledger.switch
+        assert switch is not None
+        costs = [
+            Cost(
+                downtime_ms=one.downtime_ms,
+                lost_ms=one.lost_ms,
+                links_kept=one.links_kept,
+                links_replaced=one.links_replaced,
+                bytes_moved=one.bytes_moved,
+                memory_before_bytes=one.memory_before_bytes,
+                memory_after_bytes=one.memory_after_bytes,
+            )
+            for _, one in sorted(drive.measured.items())
+        ]
+        boundary = desk.ledger.boundaries[drive.generation]
+        done = incident_of(switch, outcome="done", end_ms=desk.now_ms, boundary=boundary)
+        incident = with_costs(done, costs)
+        desk.journal(SwitchMeasured(time_ms=desk.now_ms, generation=drive.generation, incident=incident))
+        desk.record("END", f"g{drive.generation}", "done", f"downtime {incident.downtime_ms:.1f} ms")
+        self.drive = None
+        if desk.ledger.command(drive.command_id) is not None:
+            moved = ", ".join(f"slot {m.slot} from {m.leaver} to {m.joiner}" for m in drive.moves)
+            text = f"{moved} at iteration {boundary}, downtime {incident.downtime_ms:.1f} ms"
+            self._end(drive.command_id, ok=True, text=text)
+
+    def _end(self, command_id: str, *, ok: bool, text: str) -> None:
+        desk = self.desk
+        desk.journal(CommandEnded(time_ms=desk.now_ms, command_id=command_id, ok=ok, text=text))
+        desk.tell(command_id, self._finished(desk.ledger.answers[command_id]))
+        desk.clients.pop(command_id, None)
+
+    def _finished(self, ended: CommandEnded) -> Finished:
+        mine = [one for one in self.desk.ledger.incidents.values() if one.outcome == "done" and ended.ok]
+        return Finished(command_id=ended.command_id, ok=ended.ok, text=ended.text, incident=mine[-1] if mine else None)
+
+    def close(self, why: str) -> None:
+        """The job is over: nothing begins any more, and what was under way has come to nothing unless it had left."""
+        drive = self.drive
+        if drive is not None and drive.phase in UNDECIDED:
+            drive.conclude(why)
+            self.drive = None
+        for command in list(self.desk.ledger.queue):
+            self._end(command.command_id, ok=False, text=why)
+
+    # -------------------------------------------------------------- what users see
+
+    def incidents(self) -> tuple[Incident, ...]:
+        """All, oldest first, with the one under way."""
+        known = dict(self.desk.ledger.incidents)
+        if self.drive is not None and self.desk.ledger.switch is not None:
+            known[self.drive.generation] = self._present(self.drive, self.desk.ledger.switch)
+        return tuple(known[generation] for generation in sorted(known))
+
+    def _present(self, drive: SwitchDrive, switch: LedgerSwitch) -> Incident:
+        outcome = "failed" if self.desk.ledger.ended else drive.phase.value
+        boundary = self.desk.ledger.boundaries.get(drive.generation, -1)
+        return incident_of(switch, outcome=outcome, why=drive.failure, end_ms=self.desk.now_ms, boundary=boundary)
+
+    def status(self) -> StatusAnswer:
+        """All that `trainmover status` shows."""
+        ledger, spec = self.desk.ledger, self.desk.spec
+        state = "running" if ledger.running else "starting" if ledger.started else "assembling"
+        if ledger.ended:
+            state = "ended" if ledger.ended_ok else "failed"
+        return StatusAnswer(
+            job=spec.job,
+            state=state,
+            why=ledger.ended_why,
+            term=self.desk.term,
+            generation=ledger.generation,
+            iteration=self.progress[0],
+            median_iteration_ms=self.progress[1],
+            machines=self._machines(),
+            switch=self.drive.phase.value if self.drive else "",
+            queued=tuple(command.command_id for command in ledger.queue[1:]),
+        )
+
+    def _machines(self) -> tuple[MachineView, ...]:
+        ledger = self.desk.ledger
+        views = []
+        for machine_id in sorted({*self.desk.members.machines, *ledger.table}, key=natural):
+            machine, slot = self.desk.members.get(machine_id), ledger.slot_of(machine_id)
+            joins = self.drive is not None and any(move.joiner == machine_id for move in self.drive.moves)
+            leaves = self.drive is not None and any(move.leaver == machine_id for move in self.drive.moves)
+            views.append(
+                MachineView(
+                    machine_id=machine_id,
+                    incarnation=machine.incarnation if machine else 0,
+                    rack=machine.rack if machine else "",
+                    attached=machine is not None and machine.attached,
+                    slot=slot,
+                    generation=ledger.slot_generations[slot] if slot is not None else 0,
+                    state="joining" if joins else "leaving" if leaves else "training" if slot is not None else "free",
+                )
+            )
+        return tuple(views)

@@ -1,0 +1,81 @@
+"""Incidents: what one interruption was, how long its phases took, what it cost. Kept by the controller's core.
+
+A phase is overlapped when training went on during it. Downtime and lost time come from the ranks, never clamped:
+see `Measured` in messages.py for who measures what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of an incident, in ms of the controller's clock."""
+
+    name: str
+    start_ms: float
+    duration_ms: float
+    overlapped: bool
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One interruption, from its first sign to the first iteration trained after it."""
+
+    incident_id: str
+    kind: str
+    outcome: str
+    """`done`, `aborted`, `failed`, or the phase it is in."""
+    why: str
+    leavers: tuple[str, ...]
+    joiners: tuple[str, ...]
+    reasons: tuple[str, ...]
+    """Why each joiner was chosen."""
+    slots: tuple[int, ...]
+    generation: int
+    boundary: int = -1
+    """Iteration at whose top the switch happened; -1 if there was none."""
+    phases: tuple[Phase, ...] = ()
+    downtime_ms: float = 0.0
+    lost_ms: float = 0.0
+    iterations_lost: int = 0
+    links_kept: int = 0
+    links_replaced: int = 0
+    bytes_moved: int = 0
+    memory_before_bytes: int = 0
+    memory_after_bytes: int = 0
+    ranks_measured: int = 0
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank measured."""
+
+    downtime_ms: float
+    lost_ms: float
+    links_kept: int
+    links_replaced: int
+    bytes_moved: int
+    memory_before_bytes: int
+    memory_after_bytes: int
+
+
+def with_costs(incident: Incident, costs: Iterable[Cost]) -> Incident:
+    """`incident` with the costs of all ranks: the longest downtime, the largest memory, links and bytes summed up.
+
+    Lost time is that of the rank which lost most: ranks wait for each other, so a sum would count it many times.
+    """
+    known = list(costs)
+    if not known:
+        return incident
+    return msgspec.structs.replace(
+        incident,
+        downtime_ms=max(cost.downtime_ms for cost in known),
+        lost_ms=max(cost.lost_ms for cost in known),
+        links_kept=sum(cost.links_kept for cost in known),
+        links_replaced=sum(cost.links_replaced for cost in known),
+        bytes_moved=sum(cost.bytes_moved for cost in known),
+        memory_before_bytes=max(cost.memory_before_bytes for cost in known),
+        memory_after_bytes=max(cost.memory_after_bytes for cost in known),
+        ranks_measured=len(known),
+    )

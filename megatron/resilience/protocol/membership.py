@@ -1,0 +1,91 @@
+"""Which machines there are, over which connection each is reached, and what runs there. Kept by the controller's core.
+
+A connection is a number of the shell's. A machine that attaches again takes its newest connection; what the older one
+still says, or that it was lost, is not listened to. A lower incarnation is turned away (rule R8's fencing).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from megatron.resilience.protocol.facts import Capacity, Facts
+from megatron.resilience.protocol.messages import AgentHello
+
+
+@dataclass(slots=True, kw_only=True)
+class Machine:
+    """One machine, as its agent last told."""
+
+    machine_id: str
+    incarnation: int
+    rack: str
+    elastic: bool
+    capacity: Capacity
+    facts: Facts
+    connection: int | None
+    """None while its agent is not connected."""
+    ranks: dict[int, int] = field(default_factory=dict)
+    """Global rank -> generation in which its process was started."""
+    idle_since_ms: float = 0.0
+    lost_since_ms: float = 0.0
+
+    @property
+    def attached(self) -> bool:
+        """Its agent is connected."""
+        return self.connection is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class Membership:
+    """All machines that ever attached."""
+
+    machines: dict[str, Machine] = field(default_factory=dict)
+
+    def attach(self, connection: int, hello: AgentHello, time_ms: float) -> tuple[Machine | None, str]:
+        """Takes a hello: (the machine, what is new about it) or (None, why it is turned away).
+
+        What is new: `first`, `again` (same start of the agent), or `restarted`, after which all its ranks are gone.
+        """
+        known = self.machines.get(hello.machine_id)
+        if known is not None and hello.incarnation < known.incarnation:
+            return None, (
+                f"found incarnation {hello.incarnation} of machine {hello.machine_id}, expected at least "
+                f"{known.incarnation}: a newer agent runs there, end this one"
+            )
+        if known is None:
+            known, news = self._add(connection, hello, time_ms), "first"
+        else:
+            news = "again" if known.incarnation == hello.incarnation else "restarted"
+            known.incarnation, known.connection = hello.incarnation, connection
+            known.capacity, known.facts = hello.capacity, hello.facts
+        known.ranks = {held.global_rank: held.generation for held in hello.ranks}
+        return known, news
+
+    def _add(self, connection: int, hello: AgentHello, time_ms: float) -> Machine:
+        machine = Machine(
+            machine_id=hello.machine_id,
+            incarnation=hello.incarnation,
+            rack=hello.rack,
+            elastic=hello.elastic,
+            capacity=hello.capacity,
+            facts=hello.facts,
+            connection=connection,
+            idle_since_ms=time_ms,
+        )
+        self.machines[hello.machine_id] = machine
+        return machine
+
+    def of(self, connection: int) -> Machine | None:
+        """The machine that is reached over `connection`; None if it has taken another or is unknown."""
+        return next((machine for machine in self.machines.values() if machine.connection == connection), None)
+
+    def lose(self, connection: int, time_ms: float) -> Machine | None:
+        """The connection is gone; the machine whose present one it was."""
+        machine = self.of(connection)
+        if machine is not None:
+            machine.connection, machine.lost_since_ms = None, time_ms
+        return machine
+
+    def get(self, machine_id: str) -> Machine | None:
+        """The machine of that id."""
+        return self.machines.get(machine_id)
