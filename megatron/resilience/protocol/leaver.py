@@ -226,6 +226,8 @@ def step(half: Leaver, event: RankEvent) -> Step:
             return _see_link(half, peer)
         case BoundaryReached(iteration=iteration) if half.state is _S.GRANTED:
             return _reach(half, iteration)
+        case BoundaryReached():
+            return half, []
         case TransferAcked():
             after = _move(half, _T.ACKED)
             if half.is_lead:

@@ -157,6 +157,8 @@ def step(half: Stayer, event: RankEvent) -> Step:
             return half, []
         case BoundaryReached(iteration=iteration) if half.state is StayerState.GRANTED:
             return _reach(half, iteration)
+        case BoundaryReached():
+            return half, []
         case NoteCame(sender=sender, note=NoteVerdict(leave=leave)):
             return _settle(replace(half, verdicts={**half.verdicts, sender: leave}))
         case PeerLost(global_rank=peer):

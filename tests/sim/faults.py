@@ -1,0 +1,142 @@
+"""What goes wrong in a simulation, and when: drawn from the seed, at moments in time and at steps of the protocol.
+
+`NoFaults` lets everything go well; scenarios put their own fault at the step they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from megatron.resilience.protocol.joiner import Joiner, JoinerState
+from megatron.resilience.protocol.journal import AnyEntry
+from megatron.resilience.protocol.messages import Measured, Progress, RankReport
+
+if TYPE_CHECKING:
+    from tests.sim.job import Job
+    from tests.sim.process import Process
+
+
+class NoFaults:
+    """Nothing goes wrong."""
+
+    def begin(self, job: Job) -> None:
+        """The job's machines are up, nothing has happened yet."""
+
+    def rank_reports(self, process: Process, report: RankReport) -> None:
+        """A report is about to reach its agent."""
+
+    def vote_closes(self, iteration: int) -> None:
+        """All ranks have voted."""
+
+
+class Faults(NoFaults):
+    """Hooks that a scenario sets."""
+
+    def __init__(self) -> None:
+        self.on_report: Callable[[Process, RankReport], None] = lambda process, report: None
+        self.on_vote: Callable[[int], None] = lambda iteration: None
+
+    def rank_reports(self, process: Process, report: RankReport) -> None:
+        self.on_report(process, report)
+
+    def vote_closes(self, iteration: int) -> None:
+        self.on_vote(iteration)
+
+
+class RandomFaults(Faults):
+    """Drawn from the world's chance: how bad it gets differs from seed to seed."""
+
+    def __init__(self, *, horizon_ms: float) -> None:
+        super().__init__()
+        self.horizon_ms = horizon_ms
+
+    def begin(self, job: Job) -> None:
+        self.job, chance = job, job.world.chance
+        self.level = chance.choice((0.0, 0.3, 1.0, 2.0))
+        self.deaths = chance.choice((0.0, 0.0, 0.0, 1.0))
+        """Whether machines that hold a slot may die, which ends the job."""
+        job.controller.crash_at = self._controller_dies
+        job.controller.downtime_ms = lambda: chance.uniform(5, 500)
+        for _ in range(int(8 * self.level)):
+            job.world.after(chance.uniform(0, self.horizon_ms), self._something)
+        for _ in range(chance.randrange(6)):
+            a, b = chance.randrange(job.size), chance.randrange(job.size)
+            job.world.after(chance.uniform(0, self.horizon_ms), lambda a=a, b=b: job.link_appears(a, b))
+        for _ in range(chance.randrange(3)):
+            job.world.after(chance.uniform(0, self.horizon_ms), self._save)
+
+    @property
+    def _is_time(self) -> bool:
+        return self.job.world.now_ms < self.horizon_ms
+
+    def _controller_dies(self, number: int, entry: AnyEntry) -> bool:
+        return self._is_time and self.job.world.chance.random() < 0.06 * self.level
+
+    def rank_reports(self, process: Process, report: RankReport) -> None:
+        if not self._is_time or isinstance(report, Progress | Measured):
+            return
+        chance = self.job.world.chance
+        if chance.random() < 0.015 * self.level:
+            self._at_step(process)
+
+    def _at_step(self, process: Process) -> None:
+        chance, job = self.job.world.chance, self.job
+        what = chance.choices(("controller", "cut", "partition", "die"), (3, 3, 2, 4))[0]
+        if what == "controller":
+            job.controller.crash()
+        elif what == "cut":
+            process.machine.disconnect()
+        elif what == "partition":
+            process.machine.partition(chance.uniform(20, 1_500))
+        elif self._may_die(process):
+            self._kill(process)
+
+    def _may_die(self, process: Process) -> bool:
+        half = process.core.half
+        joins = isinstance(half, Joiner) and half.state is not JoinerState.LIVE
+        return joins or self.job.world.chance.random() < self.deaths * 0.3
+
+    def _kill(self, process: Process) -> None:
+        if self.job.world.chance.random() < 0.5:
+            self.job.world.say(f"{process.name} is killed")
+            process.end(-9, "killed")
+        else:
+            self._crash(process.machine.machine_id)
+
+    def _crash(self, machine_id: str) -> None:
+        machine = self.job.machines[machine_id]
+        machine.crash()
+        self.job.world.after(self.job.world.between(30, 800), lambda: machine.is_up or machine.boot())
+
+    def _save(self) -> None:
+        until_ms = self.job.world.now_ms + self.job.world.between(10, 300)
+        for rank in range(self.job.size):
+            self.job.saves[rank] = until_ms
+
+    def _something(self) -> None:
+        """One fault at a moment in time."""
+        job, chance = self.job, self.job.world.chance
+        machine = job.machines[chance.choice(sorted(job.machines))]
+        what = chance.choices(("controller", "cut", "partition", "crash", "transfer", "kill"), (3, 4, 3, 2, 4, 2))[0]
+        if what == "controller":
+            job.controller.crash()
+        elif what == "cut":
+            machine.disconnect()
+        elif what == "partition":
+            machine.partition(chance.uniform(20, 1_500))
+        elif what == "transfer":
+            self._cut_transfer()
+        elif what == "crash" and all(self._may_die(process) for process in machine.processes.values()):
+            self._crash(machine.machine_id)
+        elif what == "kill":
+            for process in machine.processes.values():
+                if process.alive and self._may_die(process):
+                    self._kill(process)
+                    return
+
+    def _cut_transfer(self) -> None:
+        live = [transfer for transfer in self.job.transfers.known.values() if not transfer.is_cut and transfer.taker]
+        if live:
+            self.job.world.say("a transfer's connection is cut")
+            self.job.transfers.cut(live[-1])

@@ -1,0 +1,166 @@
+"""Runs one simulation from its seed, to the end: job starts, users migrate, faults happen, all must be decided.
+
+    python -m tests.sim.run SEED
+
+runs one seed and prints everything that happened in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from megatron.resilience.protocol.facts import Facts
+from tests.sim.faults import Faults, RandomFaults
+from tests.sim.job import Job, MachineSpec, Shape
+from tests.sim.world import World
+
+HORIZON_MS = 2_500.0
+"""Faults and commands come before this."""
+LIMIT_MS = 60_000.0
+"""By when all must be decided, as faults end at the horizon."""
+SILENCE_MS = 12_000.0
+"""How long no iteration may pass while all members live: a little over the longest wait of a rank."""
+
+
+class Violation(Exception):  # noqa: N818 - what was found
+    """A seed has broken a rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a simulation came to."""
+
+    seed: int
+    done: int
+    aborted: int
+    failed: str
+    iterations: int
+    steps: int
+    terms: int
+
+
+def random_shape(world: World) -> Shape:
+    """A small job: two or three slots of one or two ranks, sparse links, one to three machines beside."""
+    chance = world.chance
+    slots, per_machine, spare = chance.choice((2, 3)), chance.choice((1, 1, 2)), chance.choice((1, 2, 2, 3))
+    racks = ("a", "b") if chance.random() < 0.5 else ("",)
+    machines = [MachineSpec(machine_id=f"m{slot}", rack=chance.choice(racks)) for slot in range(slots)]
+    for number in range(slots, slots + spare):
+        odd = chance.random()
+        machines.append(
+            MachineSpec(
+                machine_id=f"m{number}",
+                rack=chance.choice(racks),
+                elastic=True,
+                facts=Facts(torch="2.12.0" if odd < 0.05 else "2.13.0"),
+                model_digest="m2" if 0.05 < odd < 0.12 else "m1",
+                memory_bytes=10 if 0.12 < odd < 0.15 else 1_000,
+            )
+        )
+    size = slots * per_machine
+    links = {(rank, rank + 1) for rank in range(size - 1)}
+    links |= {tuple(sorted(chance.sample(range(size), 2))) for _ in range(chance.randrange(3))}  # type: ignore[misc]
+    return Shape(slots=slots, per_machine=per_machine, machines=tuple(machines), links=tuple(sorted(links)))
+
+
+def plan_commands(job: Job) -> None:
+    """One to three migrations, now and then twice the same, of two machines, or of none that can be."""
+    world, chance = job.world, job.world.chance
+    names = [machine.machine_id for machine in job.shape.machines]
+    for _ in range(chance.choice((1, 1, 2, 2, 3))):
+        leavers = tuple(chance.sample(names[: job.shape.slots], 2 if chance.random() < 0.2 else 1))
+        if chance.random() < 0.15:
+            leavers = (chance.choice([*names, "nobody"]),)
+        to = tuple(chance.sample(names[job.shape.slots :], 1)) if len(leavers) == 1 and chance.random() < 0.2 else ()
+        when_ms = chance.uniform(100, HORIZON_MS / 2)
+        world.after(when_ms, lambda leavers=leavers, to=to: ask(job, leavers, to))
+
+
+def ask(job: Job, leavers: tuple[str, ...], to: tuple[str, ...]) -> None:
+    """Once the job runs; a few are earlier, and are refused."""
+    if job.iterations_done or job.world.chance.random() < 0.02:
+        job.users.migrate(*leavers, to=to)
+    elif not job.is_over:
+        job.world.after(50, lambda: ask(job, leavers, to))
+
+
+def watch_progress(job: Job) -> None:
+    """Training goes on whether or not there is a controller: rule of the house."""
+    running_since: float | None = None
+
+    def look() -> None:
+        nonlocal running_since
+        trains = job.iterations_done > 0 and not job.failed and not job.exit_requested
+        if trains and not job.excuse and job.world.now_ms - job.last_iteration_ms > SILENCE_MS:
+            raise Violation(f"no iteration since {job.last_iteration_ms:.0f} ms")
+        if not job.is_over:
+            job.world.after(500, look)
+
+    look()
+
+
+def simulate(seed: int, *, faults: Faults | None = None, transcript: bool = False) -> Outcome:
+    """Raises Violation, with how to run it again."""
+    world = World(seed)
+    if transcript:
+        world.transcript = []
+    job: Job | None = None
+    try:
+        faults = faults or RandomFaults(horizon_ms=HORIZON_MS)
+        job = Job(world, random_shape(world), faults)
+        faults.begin(job)
+        plan_commands(job)
+        watch_progress(job)
+        to_the_end(job)
+        return outcome(job)
+    except Exception as error:
+        standing = "\n".join(p.describe() for p in job.processes if p.alive) if job else ""
+        lines = "\n".join(world.transcript or [])
+        raise Violation(
+            f"seed {seed} at {world.now_ms:.1f} ms, step {world.steps}: {type(error).__name__}: {error}\n{standing}\n"
+            f"{lines}\nrun it again with: python -m tests.sim.run {seed}"
+        ) from error
+
+
+def to_the_end(job: Job) -> None:
+    """Until all commands are decided, then until the job has ended by itself."""
+    world = job.world
+    world.run(until=lambda: world.now_ms >= HORIZON_MS and job.is_quiet, limit_ms=LIMIT_MS)
+    job.exit_requested = True
+    world.run(until=lambda: job.is_over, limit_ms=world.now_ms + LIMIT_MS)
+    ledger = job.controller.ledger
+    if not ledger.ended_ok and not job.excuse:
+        raise Violation(f"the job failed without need: {ledger.ended_why} ({job.failed})")
+    if ledger.ended_ok and ledger.switch is None and job.failed:
+        raise Violation(f"the job is said to have ended well, but {job.failed}")
+
+
+def outcome(job: Job) -> Outcome:
+    ledger = job.controller.ledger
+    outcomes = [incident.outcome for incident in ledger.incidents.values()]
+    return Outcome(
+        seed=job.world.seed,
+        done=outcomes.count("done"),
+        aborted=outcomes.count("aborted"),
+        failed="" if ledger.ended_ok else ledger.ended_why,
+        iterations=job.iterations_done,
+        steps=job.world.steps,
+        terms=job.controller.term,
+    )
+
+
+def main() -> None:
+    """Runs the seed that is named, and prints all of it."""
+    seed = int(sys.argv[1])
+    world_lines: list[str] = []
+    try:
+        print(simulate(seed, transcript=True))
+    except Violation as violation:
+        world_lines.append(str(violation))
+        print("\n".join(world_lines))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
