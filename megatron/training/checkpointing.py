@@ -115,6 +115,21 @@ class Checkpointer:
         """Finishes background saves that are written on all ranks; `blocking` waits for them. Cheap when none runs."""
         self._background.maybe_finalize_async_calls(blocking=blocking)
 
+    def capture(self) -> dict[str, Any]:
+        """What the next saves depend on, for the rank that takes this one's place."""
+        return {
+            "went_on_from": self._went_on_from,
+            "has_saved": self._has_saved,
+            "newest_saved": self.newest_saved,
+            # All ranks compare the numbers of their background saves.
+            "background_saves": self._background.call_idx,
+        }
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Takes over what another rank captured."""
+        self._went_on_from, self._has_saved = values["went_on_from"], values["has_saved"]
+        self.newest_saved, self._background.call_idx = values["newest_saved"], values["background_saves"]
+
     def _finish(self, root: Path, iteration: int, facts: dict[str, Any]) -> None:
         torch.distributed.barrier()
         if torch.distributed.get_rank() == 0:

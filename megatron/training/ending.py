@@ -60,6 +60,15 @@ class EndingWatch:
             signal.signal(number, handler)
         self._previous.clear()
 
+    def capture(self) -> dict[str, Any]:
+        """How long the run has lasted, and whether a signal came, for the rank that takes this one's place."""
+        return {"elapsed_s": time.monotonic() - self._started_s, "signal_came": self._signal_came}
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Takes over what another rank captured."""
+        self._started_s = time.monotonic() - values["elapsed_s"]
+        self._signal_came = self._signal_came or values["signal_came"]
+
     def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._signal_came = True
 

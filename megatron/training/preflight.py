@@ -26,8 +26,14 @@ from megatron.training.validation import check_plan, warnings_of
 EXIT_USAGE = 2
 
 
-def plan_run(argv: Sequence[str], *, world_size: int, on_cuda: bool) -> tuple[Plan, tuple[str, ...]]:
-    """(plan, warnings) of a command line after all checks. Raises SettingsError in one line."""
+def plan_run(
+    argv: Sequence[str], *, world_size: int, on_cuda: bool, joins: bool = False
+) -> tuple[Plan, tuple[str, ...]]:
+    """(plan, warnings) of a command line after all checks. Raises SettingsError in one line.
+
+    `joins`: the rank is built to take another's place in a running job. It loads nothing, and what the job has saved
+    meanwhile is the job's own.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         settings = parse_settings(argv)
@@ -38,8 +44,8 @@ def plan_run(argv: Sequence[str], *, world_size: int, on_cuda: bool) -> tuple[Pl
         check_plan(plan)
         plan, dropped = _check_data(plan)
         plan = dataclasses.replace(plan, padded_vocab_size=_padded_vocab_size(plan))
-        passed_over = _check_load(plan)
-        _check_folders(plan)
+        passed_over = () if joins else _check_load(plan)
+        _check_folders(plan, joins=joins)
     except (DataError, TokenizerError, checkpoint_files.CheckpointError) as error:
         raise SettingsError(str(error)) from error
     return plan, (*(str(item.message) for item in caught), *warnings_of(plan), *dropped, *passed_over)
@@ -120,7 +126,7 @@ def _check_load(plan: Plan) -> tuple[str, ...]:
     return tuple(f"passed over a damaged checkpoint: {text}" for text in choice.passed_over)
 
 
-def _check_folders(plan: Plan) -> None:
+def _check_folders(plan: Plan, *, joins: bool) -> None:
     settings = plan.settings
     folders = {
         "--save": settings.checkpoint.save,
@@ -135,7 +141,8 @@ def _check_folders(plan: Plan) -> None:
         if metrics_file.is_dir():
             raise SettingsError(f"--metrics-file {metrics_file} is a folder; give the path of a file")
         _check_writable("--metrics-file", metrics_file.parent)
-    _check_not_overwriting(settings.checkpoint)
+    if not joins:
+        _check_not_overwriting(settings.checkpoint)
 
 
 def _check_not_overwriting(settings: CheckpointSettings) -> None:

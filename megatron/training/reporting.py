@@ -7,6 +7,7 @@ reads `--metrics-file`. Called by `loop.py`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -133,6 +134,15 @@ class Reporter:
     def digests(self, iteration: int, digests: list[str]) -> None:
         """Records each rank's state digest, by global rank."""
         self._write({"kind": "state", "iteration": iteration, "sha256": digests})
+
+    def capture(self) -> dict[str, Any]:
+        """What has come since the last log line, for the rank that takes this one's place."""
+        values = dataclasses.asdict(self._interval)
+        return {**values, "started_s": time.perf_counter() - self._interval.started_s}
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Takes over what another rank captured; its clock began elsewhere, so time is told by how long ago."""
+        self._interval = _Interval(**{**values, "started_s": time.perf_counter() - values["started_s"]})
 
     def _means(self, params_norm: float | None) -> dict[str, Any]:
         interval = self._interval

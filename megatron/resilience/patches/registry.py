@@ -18,6 +18,7 @@ from packaging.version import Version
 PATCH_MODULES = (
     "distrib_optimizer",
     "filesystem_async",
+    "gpt_dataset",
     "moe_utils",
     "p2p_communication",
     "tensor_parallel_random",
