@@ -151,9 +151,9 @@ def fit_split(split: str, sequences: Sequence[int]) -> tuple[str, tuple[str, ...
 
     megatron-core searches an empty part for ever. Raises DataError when nothing is left to train on.
     """
-    shares = list(parse_split(split))
-    dropped: list[str] = []
+    fitted, dropped = split, list[str]()
     while True:
+        shares = list(parse_split(fitted))  # what is left shares the whole anew, so that another part may become empty
         counts = [split_counts((shares[0], shares[1], shares[2]), number) for number in sequences]
         empty = [i for i in range(3) if shares[i] > 0 and min(count[i] for count in counts) < 1]
         if 0 in empty or shares[0] == 0:
@@ -166,7 +166,8 @@ def fit_split(split: str, sequences: Sequence[int]) -> tuple[str, tuple[str, ...
         for i in empty:
             dropped.append(SPLIT_NAMES[i])
             shares[i] = 0.0
-    return (",".join(f"{share:.17f}" for share in shares) if dropped else split), tuple(dropped)
+        fitted = ",".join(f"{share:.17f}" for share in shares)
+    return fitted, tuple(dropped)
 
 
 def _number(text: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.distributed
 WIRES = ("shm", "tcp")
 LIMIT_S = 5.0
 
-EXITS = ("after destroy", "without")
+EXITS = ("after destroy", "without")  # then the interpreter's end tells the others
 
 
 def last_operation(kind: str, count: int) -> str:
@@ -55,6 +56,8 @@ def finish(kind: str, count: int, way: str) -> None:
     wrong = last_operation(kind, count)
     if way == "after destroy":
         runner.leave()
+    else:
+        atexit._run_exitfuncs()
     sys.stderr.write(wrong)
     sys.stderr.flush()
     os._exit(3 if wrong else 0)
