@@ -169,6 +169,7 @@ NIGHTLY = {
     "overlap",
     "interleaved-pp2",
     "moe-allgather",
+    "moe-alltoall-tensor-parallel",
     "moe-alltoall-tensor-parallel-experts",
     "bf16-plain-optimizer-recompute-selective",
     "interleaved-pp4",

@@ -77,8 +77,26 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("mode", ["", "--async-save"], ids=["sync", "async"])
+# Each moment once, in one way of saving or the other; nightly in both.
+OFTEN = {
+    ("after the first steps", ""),
+    ("about an evaluation", ""),
+    ("after a save", ""),
+    ("about a later save", "--async-save"),
+}
+DEATHS = [
+    pytest.param(
+        moment,
+        mode,
+        id=f"{mode[2:] or 'sync'}-{moment}",
+        marks=[] if (moment, mode) in OFTEN else [pytest.mark.nightly],
+    )
+    for mode in ("", "--async-save")
+    for moment in MOMENTS
+]
+
+
+@pytest.mark.parametrize(("moment", "mode"), DEATHS)
 def test_a_killed_rank_ends_the_job_and_the_next_start_goes_on(
     jobs: Jobs, tmp_path: Path, moment: str, mode: str
 ) -> None:
@@ -102,7 +120,7 @@ def test_a_rank_killed_while_the_job_starts_is_named(jobs: Jobs, tmp_path: Path)
     check_goes_on(jobs, tmp_path / "ck", job)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.nightly)])
 def test_a_stop_signal_saves_and_ends_well(jobs: Jobs, tmp_path: Path, number: signal.Signals) -> None:
     job = start(jobs, tmp_path / "ck", "--exit-signal-handler", "--save-interval", "100000")
     job.wait_for_lines(r" iteration +4/", 1)
