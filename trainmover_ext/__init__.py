@@ -34,30 +34,70 @@ from trainmover_ext.errors import (
     SwitchError,
     TransportError,
 )
+from trainmover_ext.switching import (
+    NOTE_BYTES_MAX,
+    LinkTally,
+    Note,
+    SwitchPhase,
+    SwitchState,
+    SwitchTally,
+    abort_switch,
+    commit_switch,
+    control_stats,
+    go_live,
+    handover,
+    hold_links,
+    join_switch,
+    leave_switch,
+    linked_ranks,
+    prepare_switch,
+    receive_note,
+    send_note,
+    switch_state,
+)
 
 __all__ = [
     "BACKEND",
+    "NOTE_BYTES_MAX",
     "CollectiveAborted",
     "CollectiveError",
     "CollectiveMismatch",
     "CollectiveTimeout",
     "Communicator",
     "HandshakeRefused",
+    "LinkTally",
+    "Note",
     "PeerLost",
     "SwitchError",
+    "SwitchPhase",
+    "SwitchState",
+    "SwitchTally",
     "TransportError",
     "abort_collectives",
+    "abort_switch",
     "add_endpoints",
+    "commit_switch",
     "communicator_stats",
+    "control_stats",
     "dump_flight_record",
     "endpoint",
     "flight_records",
     "generation",
+    "go_live",
+    "handover",
+    "hold_links",
+    "join_switch",
+    "leave_switch",
+    "linked_ranks",
     "memory_stats",
+    "prepare_switch",
+    "receive_note",
     "register",
     "resume",
+    "send_note",
     "set_mode",
     "shutdown",
+    "switch_state",
 ]
 
 BACKEND = "trainmover"
@@ -83,16 +123,16 @@ def abort_collectives(*, reason: str, culprit: int | None = None) -> None:
 def resume(generation: int, endpoints: Mapping[int, str] | None = None) -> None:
     """Enters `generation` after an abort: the same groups work again once all their members have called this.
 
-    `endpoints`: those that changed, by global rank, from the other processes' `endpoint()`. Raises SwitchError unless
-    `generation` is newer than the present one.
+    `endpoints`: those that changed, by global rank, from the other processes' `endpoint()`. A switch under way is
+    forgotten. Raises SwitchError unless `generation` is newer than any known here, those of switches included.
     """
     if endpoints:
-        add_endpoints(endpoints)
+        add_endpoints(endpoints, generation)
     rendezvous.current().runtime.resume(generation)
 
 
 def generation() -> int:
-    """The generation whose operations run now."""
+    """The last recovery (1: none): what operations and aborts bear. A switch does not change it."""
     return rendezvous.current().runtime.generation()
 
 
@@ -101,9 +141,14 @@ def endpoint() -> str:
     return encode_endpoint(rendezvous.current().runtime.endpoint())
 
 
-def add_endpoints(endpoints: Mapping[int, str]) -> None:
-    """Tells where other global ranks are reached; later calls win. Raises ValueError for text of another kind."""
-    rendezvous.current().runtime.add_endpoints({rank: decode_endpoint(text) for rank, text in endpoints.items()})
+def add_endpoints(endpoints: Mapping[int, str], generation: int = 1) -> None:
+    """Tells where other global ranks are reached, whose slots last changed hands in `generation`.
+
+    Later calls win, but for news older than what is known. Idle connections to a process that a rank has left go, and
+    whoever waits for one turns to the new process. Raises ValueError for text of another kind.
+    """
+    decoded = {rank: decode_endpoint(text) for rank, text in endpoints.items()}
+    rendezvous.current().runtime.add_endpoints(decoded, generation)
 
 
 def set_mode(mode: Literal["live", "isolated"]) -> None:

@@ -16,7 +16,9 @@ Channel::Channel(std::unique_ptr<Link> link, int peer, std::uint32_t generation,
       peer_(peer),
       generation_(generation),
       traffic_(traffic),
-      any_source_(std::move(any_source)) {}
+      any_source_(std::move(any_source)) {
+  link_->activate();
+}
 
 void Channel::send(Transfer& transfer) {
   if (ended_) throw LinkClosed("has left");

@@ -48,6 +48,10 @@ class Channel {
   bool hasOutgoing() const { return !ended_ && !outgoing_.empty(); }
   /// The peer has closed its end and nothing here needed it; what had come before can still be received.
   bool ended() const { return ended_; }
+  /// Transfers of ours that have not ended.
+  std::size_t outstanding() const { return outstanding_; }
+  /// Low 32 bits of the pair generation that the link bears.
+  std::uint32_t generation() const { return generation_; }
   std::size_t unexpectedBytes() const { return unexpected_bytes_; }
   const Link& link() const { return *link_; }
 

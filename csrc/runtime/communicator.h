@@ -41,6 +41,7 @@ struct CommunicatorStats {
   int size = 0, rank = 0;
   std::uint64_t operations = 0, links = 0, bytes_sent = 0, bytes_received = 0, waits = 0, sleeps = 0;
   std::uint64_t wait_us = 0;
+  std::uint64_t links_kept = 0, links_replaced = 0;  // over all switches
 };
 
 class Communicator {

@@ -68,7 +68,9 @@ class CommunicatorImpl::QueuedCollective final : public PendingOperation {
 };
 
 CommunicatorImpl::CommunicatorImpl(CommunicatorHost& host, CommunicatorConfig config)
-    : host_(host), engine_(host.engine()), config_(std::move(config)), channels_(config_.global_ranks.size()) {}
+    : host_(host), engine_(host.engine()), config_(std::move(config)), channels_(config_.global_ranks.size()) {
+  for (int peer = 0; peer < size(); ++peer) group_ranks_[config_.global_ranks[static_cast<std::size_t>(peer)]] = peer;
+}
 
 CommunicatorImpl::~CommunicatorImpl() = default;
 

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -32,7 +34,14 @@ class CommunicatorHost {
   virtual LinkSource& links() = 0;
   virtual FlightRecorder& recorder() = 0;
   virtual bool isolated() const = 0;
+  /// The last recovery: what operations and aborts bear.
   virtual Generation currentGeneration() const = 0;
+  /// What links to `global_rank` bear.
+  virtual Generation pairGeneration(int global_rank) const = 0;
+  /// Under the engine's lock: true when a switch under way makes links of `generation` to `global_rank`.
+  virtual bool prepares(Generation generation, int global_rank) const = 0;
+  /// Under the engine's lock: such a link is there.
+  virtual void linkPrepared(std::uint64_t communicator, int global_rank) = 0;
   /// Throws CollectiveAborted while the generation is aborted.
   virtual void checkUsable() const = 0;
   /// The communicator is closed: nobody will look for it any more.
@@ -91,6 +100,38 @@ class CommunicatorImpl final : public Communicator,
   /// Under the engine's lock: `global_rank` has left on purpose; what waits for it cannot end any more.
   void peerLeft(int global_rank);
 
+  // The switch (communicator_switch.cc); all under the engine's lock.
+
+  /// Adds the global ranks to which a link lives, or with which the segment is shared.
+  void addLinked(std::set<int>& global_ranks) const;
+  bool hasLinkTo(int global_rank) const;
+  bool sharesSegmentWith(int global_rank) const;
+  /// What is outstanding that needs a link to one of the ranks that move; empty: nothing.
+  std::string busyWith(const std::map<int, Endpoint>& moved) const;
+  /// What is outstanding at all, for a leaver; empty: nothing.
+  std::string busy() const;
+  /// Frames of operations that have ended still wait for room.
+  bool hasUnsent() const;
+  /// True when all ranks, `moved` at their new places, would share this machine.
+  bool wouldBeLocal(const std::map<int, Endpoint>& moved, const std::string& machine_id) const;
+  /// Drops prepared links whose other end is gone; their global ranks.
+  std::vector<int> dropBrokenPrepared();
+  /// Throws nothing: what could fail was done before.
+  LinkTally commit(const std::map<int, Endpoint>& moved, Generation generation);
+  void dropPrepared() { prepared_.clear(); }
+  /// The global rank of a prepared link whose other end is gone; -1: none.
+  int brokenPrepared() const;
+  /// `global_rank` is another process by now, which this rank has only just heard: idle links to the old one go.
+  void peerMoved(int global_rank);
+  /// This rank is another process's now.
+  void leave() { dropLinks(); }
+  /// This rank has joined: forgets what it had, then goes on from `place`.
+  void forgetLinks() { resume(); }
+  void take(const Place& place);
+  Place place() const;
+  /// Drops links whose other end is gone; their global ranks.
+  std::vector<int> dropClosed();
+
  private:
   class QueuedCollective;
 
@@ -120,11 +161,15 @@ class CommunicatorImpl final : public Communicator,
   void checkOpen() const;
   void handOver(const PendingOperation& operation, bool waited_at_once);
   int groupRankOf(int global_rank) const;
+  Channel* channelTo(int global_rank) const;
+  void makeChannel(int peer, Generation generation, std::unique_ptr<Link> link);
+  void dropChannel(int peer);
   std::string waitedFor(const PendingOperation& operation) const;
 
   CommunicatorHost& host_;
   Engine& engine_;
   CommunicatorConfig config_;
+  std::unordered_map<int, int> group_ranks_;  // by global rank
   std::atomic<std::uint64_t> started_{0};
   std::uint64_t messages_started_ = 0;
   std::atomic<bool> closed_{false};
@@ -133,9 +178,11 @@ class CommunicatorImpl final : public Communicator,
   std::vector<std::shared_ptr<MessageOperation>> messages_;
   std::vector<std::unique_ptr<Channel>> channels_;           // by group rank; null: no link yet
   std::vector<int> linked_;                                  // group ranks with a channel
+  std::unordered_map<int, std::unique_ptr<Link>> prepared_;  // beside them, for the switch under way
   std::unordered_map<int, std::vector<Transfer*>> waiting_;  // for a link, by group rank
   std::vector<Transfer*> any_source_;
   Traffic traffic_;
+  std::uint64_t links_kept_ = 0, links_replaced_ = 0;
   const std::shared_ptr<WaitCounters> waits_ = std::make_shared<WaitCounters>();
 
   enum class Locality { kUnknown, kLocal, kSpread };

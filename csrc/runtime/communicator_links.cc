@@ -77,14 +77,24 @@ bool CommunicatorImpl::waitsForSockets() const {
 
 void CommunicatorImpl::linkReady(Generation generation, int global_rank, std::unique_ptr<Link> link) {
   const int peer = groupRankOf(global_rank);
-  if (closed_ || peer < 0 || generation != host_.currentGeneration() || engine_.isAborted()) return;
-  auto& slot = channels_[static_cast<std::size_t>(peer)];
-  if (slot) return;
+  if (closed_ || peer < 0 || engine_.isAborted()) return;
+  const bool prepared = host_.prepares(generation, global_rank);
+  if (!prepared && generation != host_.pairGeneration(global_rank)) {
+    // The slot changed hands while the link was on its way.
+    if (waiting_.count(peer) != 0) host_.links().wantLink(config_.id, host_.currentGeneration(), global_rank);
+    return;
+  }
+  if (const Channel* present = channels_[static_cast<std::size_t>(peer)].get(); present != nullptr && !prepared) {
+    // One of an older generation is of a process that is gone, which this rank may hear only now.
+    if (present->generation() == static_cast<std::uint32_t>(generation) || present->outstanding() > 0) return;
+    dropChannel(peer);
+  }
   if (link->descriptor() >= 0) engine_.addSocket(link->descriptor());
-  slot = std::make_unique<Channel>(
-      std::move(link), peer, static_cast<std::uint32_t>(generation), traffic_,
-      [this](FrameClass message_class, std::uint64_t key) { return takeAnySource(message_class, key); });
-  linked_.push_back(peer);
+  if (prepared) {
+    prepared_[peer] = std::move(link);
+    return host_.linkPrepared(config_.id, global_rank);
+  }
+  makeChannel(peer, generation, std::move(link));
   const auto waiting = waiting_.find(peer);
   if (waiting == waiting_.end()) return;
   const std::vector<Transfer*> transfers = std::move(waiting->second);
@@ -101,7 +111,8 @@ void CommunicatorImpl::linkReady(Generation generation, int global_rank, std::un
 }
 
 void CommunicatorImpl::segmentReady(Generation generation, Mapping segment) {
-  if (closed_ || generation != host_.currentGeneration() || engine_.isAborted() || segment_ || group_) return;
+  if (closed_ || engine_.isAborted() || segment_ || group_) return;
+  if (generation != host_.pairGeneration(config_.global_ranks[0])) return;
   segment_ = std::move(segment);
 }
 
@@ -161,6 +172,7 @@ void CommunicatorImpl::dropLinks() {
   any_source_.clear();
   for (auto& channel : channels_) channel.reset();
   linked_.clear();
+  prepared_.clear();
   broken_ = {};
   if (group_) group_->withdraw();
   group_.reset();
@@ -191,8 +203,8 @@ bool CommunicatorImpl::needs(int peer, bool also_links) const {
 }
 
 int CommunicatorImpl::groupRankOf(int global_rank) const {
-  const auto found = std::find(config_.global_ranks.begin(), config_.global_ranks.end(), global_rank);
-  return found == config_.global_ranks.end() ? -1 : static_cast<int>(found - config_.global_ranks.begin());
+  const auto found = group_ranks_.find(global_rank);
+  return found == group_ranks_.end() ? -1 : found->second;
 }
 
 void CommunicatorImpl::addMemory(MemoryStats& stats) const {
@@ -200,6 +212,9 @@ void CommunicatorImpl::addMemory(MemoryStats& stats) const {
     const Channel& channel = *channels_[static_cast<std::size_t>(peer)];
     (channel.link().descriptor() >= 0 ? stats.link_buffers : stats.shared_segments) += channel.link().heldBytes();
     stats.unexpected_messages += channel.unexpectedBytes();
+  }
+  for (const auto& [peer, link] : prepared_) {
+    (link->descriptor() >= 0 ? stats.link_buffers : stats.shared_segments) += link->heldBytes();
   }
   for (const auto& operation : collectives_) stats.scratch += operation->scratchBytes();
   if (group_ || segment_) stats.shared_segments += flat::Layout(size()).bytes();
@@ -213,6 +228,8 @@ CommunicatorStats CommunicatorImpl::stats() const {
   stats.rank = rank();
   stats.operations = started_.load(std::memory_order_relaxed) + messages_started_;
   stats.links = linked_.size();
+  stats.links_kept = links_kept_;
+  stats.links_replaced = links_replaced_;
   stats.bytes_sent = traffic_.bytes_sent;
   stats.bytes_received = traffic_.bytes_received;
   stats.waits = waits_->waits.load(std::memory_order_relaxed);

@@ -11,9 +11,12 @@ constexpr int kUnauthenticatedMax = 256;            // connections that have not
 constexpr std::uint64_t kHandshakeLimitMs = 5'000;  // to prove it
 constexpr int kParkedMax = 4096;                    // authenticated, waiting for something of ours
 constexpr std::uint64_t kRetryMs = 20;              // between attempts
-constexpr int kRefusedAttemptsMax = 5;              // nobody listens where a rank is known to listen: it is gone
+constexpr std::uint64_t kStaleRetryMs = 100;        // the same, after "stale": until somebody tells where to call
+constexpr int kRefusedAttemptsMax = 5;              // nobody listens where a joiner is said to listen: it is gone
 constexpr std::uint64_t kHeartbeatsPerTimeout = 4;
 constexpr std::size_t kPassedDescriptorsMax = 2;
+constexpr std::size_t kIncomingBytesMax = std::size_t{1} << 20;    // of a joiner that is live before this rank commits
+constexpr std::size_t kOutgoingBytesMax = std::size_t{256} << 10;  // of notes that a slow peer has not taken
 constexpr unsigned kNoDescriptorsPauseUs = 10'000;
 
 }  // namespace trainmover

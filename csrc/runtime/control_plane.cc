@@ -49,6 +49,7 @@ ControlPlane::ControlPlane(ControlConfig config, Doorbell& doorbell, ControlList
     : config_(std::move(config)),
       doorbell_(doorbell),
       listener_(listener),
+      directory_(config_.global_rank),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       events_(::epoll_create1(EPOLL_CLOEXEC)) {
   if (!wake_ || !events_) throw TransportError("no descriptors left for the control plane");
@@ -78,10 +79,15 @@ void ControlPlane::start() {
 void ControlPlane::stop() {
   if (!thread_.joinable()) return;
   command([this] {
-    for (const auto& [peer, id] : controls_) sendFrame(*sessions_.at(id), FrameKind::kGoodbye, generation_, 0, "");
+    for (const auto& [peer, id] : controls_) {
+      pumpNotes(peer);
+      sendFrame(*sessions_.at(id), FrameKind::kGoodbye, generation_, 0, "");
+    }
     stopping_.store(true, std::memory_order_release);
   });
   thread_.join();
+  tcp_listener_.reset();  // whoever still calls finds out at once
+  unix_listener_.reset();
   sessions_.clear();
   users_.clear();
 }
@@ -174,11 +180,14 @@ void ControlPlane::dropLinksOf(std::uint64_t communicator) {
 
 void ControlPlane::setGeneration(Generation generation) {
   command([this, generation] {
+    clearPlan();
     generation_ = generation;
     for (auto at = wants_.begin(); at != wants_.end();) {
-      at = at->first.purpose != Purpose::kControl && at->first.generation < generation ? wants_.erase(at) : ++at;
+      at = at->first.purpose != Purpose::kControl && at->second.recovery < generation ? wants_.erase(at) : ++at;
     }
-    delivered_.clear();
+    for (auto at = delivered_.begin(); at != delivered_.end();) {
+      at = at->generation < generation ? delivered_.erase(at) : ++at;
+    }
     std::vector<std::uint64_t> old;
     for (const auto& [id, session] : sessions_) {
       const bool link = session->authenticated && session->key.purpose != Purpose::kControl;
@@ -193,42 +202,49 @@ void ControlPlane::setGeneration(Generation generation) {
 
 void ControlPlane::directoryChanged() {
   command([this] {
-    // A rank that is another process now: its old connections go, without a word to anybody.
-    std::vector<int> moved;
-    for (const auto& [peer, id] : controls_) {
-      const auto endpoint = directory_.find(peer);
-      const Session& session = *sessions_.at(id);
-      if (endpoint && endpoint->incarnation != session.peer_incarnation) moved.push_back(peer);
+    // A rank that is another process now: its old connections go, and whoever waits for one turns to the new process.
+    std::set<int> turned;
+    for (const auto& [id, session] : sessions_) {
+      if (session->authenticated && isReplaced(*session) && !isPlanned(session->key)) turned.insert(session->key.peer);
     }
-    for (auto at = left_.begin(); at != left_.end();) {
-      const auto endpoint = directory_.find(at->first);
-      const bool back = endpoint && endpoint->incarnation != at->second;
-      if (back) moved.push_back(at->first);
-      at = back ? left_.erase(at) : ++at;
+    for (const auto* gone : {&left_, &moved_}) {
+      for (const auto& [peer, incarnation] : *gone) {
+        const auto endpoint = directory_.find(peer);
+        if (endpoint && endpoint->incarnation != incarnation) turned.insert(peer);
+      }
     }
-    for (const int peer : moved) forget(peer);
+    for (const auto& [key, want] : wants_) {
+      if (!isPlanned(key)) turned.insert(key.peer);
+    }
+    for (const int peer : turned) turnTo(peer);
   });
 }
 
-void ControlPlane::want(const Key& key, std::size_t bytes) {
-  command([this, key, bytes] {
-    if (delivered_.count(key) != 0) return;
-    if (key.purpose == Purpose::kControl && controlOf(key.peer) != nullptr) return;
-    if (key.purpose != Purpose::kControl && key.generation != generation_) return;
+void ControlPlane::want(const Key& wanted, Generation recovery, std::size_t bytes) {
+  command([this, wanted, recovery, bytes] {
+    Key key = wanted;
+    if (key.purpose == Purpose::kControl) {
+      if (controlOf(key.peer) != nullptr) return;
+    } else {
+      if (recovery != generation_) return;
+      key.generation = directory_.pairGeneration(key.peer, generation_);
+    }
+    if (delivered_.count(key) != 0 || given_up_ != 0) return;
     Want& entry = wants_[key];
     if (entry.deadline_ms == 0) entry.deadline_ms = monotonicMs() + config_.settings.connect_timeout_ms;
     entry.bytes = bytes;
+    entry.recovery = recovery;
   });
 }
 
-void ControlPlane::wantControl(int global_rank) { want({Purpose::kControl, 0, 0, global_rank}, 0); }
+void ControlPlane::wantControl(int global_rank) { want({Purpose::kControl, 0, 0, global_rank}, 0, 0); }
 
 void ControlPlane::wantLink(std::uint64_t communicator, Generation generation, int global_rank) {
-  want({Purpose::kLink, communicator, generation, global_rank}, 0);
+  want({Purpose::kLink, communicator, 0, global_rank}, generation, 0);
 }
 
 void ControlPlane::wantSegment(std::uint64_t communicator, Generation generation, int global_rank, std::size_t bytes) {
-  want({Purpose::kSegment, communicator, generation, global_rank}, bytes);
+  want({Purpose::kSegment, communicator, 0, global_rank}, generation, bytes);
 }
 
 void ControlPlane::offerSegment(std::uint64_t communicator, Generation generation, Descriptor memory) {
@@ -243,7 +259,11 @@ void ControlPlane::offerSegment(std::uint64_t communicator, Generation generatio
 bool ControlPlane::sharesMemory(int global_rank) const {
   if (global_rank == config_.global_rank) return !endpoint_.machine_id.empty();
   const auto endpoint = directory_.find(global_rank);
-  return endpoint && !endpoint->machine_id.empty() && endpoint->machine_id == endpoint_.machine_id;
+  return endpoint && sharesMemoryWith(*endpoint);
+}
+
+bool ControlPlane::sharesMemoryWith(const Endpoint& endpoint) const {
+  return !endpoint.machine_id.empty() && endpoint.machine_id == endpoint_.machine_id;
 }
 
 std::shared_ptr<PeerDoorbell> ControlPlane::doorbellOf(int global_rank) const {
@@ -282,13 +302,17 @@ void ControlPlane::timers(std::uint64_t now_ms) {
 }
 
 void ControlPlane::pursue(const Key& key, Want& want, std::uint64_t now_ms) {
-  if (left_.count(key.peer) != 0) return lost(key.peer, "it has left", false);
+  const bool planned = isPlanned(key);
+  const bool moved = !planned && moved_.count(key.peer) != 0;
+  if (!planned && left_.count(key.peer) != 0) return lost(key.peer, "it has left", false);
   if (now_ms > want.deadline_ms) {
-    return lost(key.peer, "no connection within " + std::to_string(config_.settings.connect_timeout_ms) + " ms", false);
+    const std::string why = "no connection within " + std::to_string(config_.settings.connect_timeout_ms) + " ms" +
+                            (moved ? "; another process holds its rank now, and nobody has told where" : "");
+    return planned ? breakPlan("global rank " + std::to_string(key.peer) + ": " + why) : lost(key.peer, why, false);
   }
-  if (want.session != 0 || now_ms < want.next_ms || welcomedAlready(key)) return;
-  if (key.purpose != Purpose::kControl && controlOf(key.peer) == nullptr) {
-    const Key control{Purpose::kControl, 0, 0, key.peer};
+  if (want.session != 0 || now_ms < want.next_ms || moved || welcomedAlready(key)) return;
+  if (key.purpose != Purpose::kControl && controlFor(key) == nullptr) {
+    const Key control{Purpose::kControl, 0, planned ? key.generation : 0, key.peer};
     if (wants_.count(control) == 0) wants_[control].deadline_ms = want.deadline_ms;
     return;
   }

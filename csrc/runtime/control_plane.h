@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,6 +23,7 @@
 #include "runtime/engine.h"
 #include "runtime/link_source.h"
 #include "runtime/session.h"
+#include "runtime/switch_plan.h"
 #include "wire/handshake.h"
 
 namespace trainmover {
@@ -46,6 +48,12 @@ class ControlListener {
   virtual void abortHeard(std::uint32_t generation, const AbortCause& cause) = 0;
   /// A connection can never be made (other job, other version): what waits for it fails with HandshakeRefused.
   virtual void refused(int global_rank, const std::string& why) = 0;
+  /// The control channel to the process that takes over `global_rank` in `generation` is up.
+  virtual void channelPrepared(Generation generation, int global_rank) = 0;
+  /// What was prepared for `generation` cannot be had, or is gone again.
+  virtual void preparedBroke(Generation generation, const std::string& why) = 0;
+  /// False when too many wait to be taken.
+  virtual bool noteCame(Note note) = 0;
   /// Runs under the engine's lock, soon.
   virtual void deliver(std::function<void()> work) = 0;
 };
@@ -57,6 +65,7 @@ class ControlPlane final : public LinkSource {
 
   Endpoint endpoint() const { return endpoint_; }
   Directory& directory() { return directory_; }
+  const Directory& directory() const { return directory_; }
   void start();
   /// Says farewell to all peers and ends the thread. Idempotent.
   void stop();
@@ -72,6 +81,28 @@ class ControlPlane final : public LinkSource {
   /// The endpoints of some ranks have changed.
   void directoryChanged();
 
+  // The switch (control_switch.cc).
+
+  /// Connects beside what is live: a control channel to each of `moved` that `links` name, then those links.
+  void prepare(Generation generation, std::map<int, Endpoint> moved, std::set<SwitchPlan::LinkId> links);
+  /// After the directory was told: prepared channels become live. `unused`: prepared links that were not taken.
+  void commit(Generation generation, std::map<int, Endpoint> moved, std::set<SwitchPlan::LinkId> unused);
+  void abandon(Generation generation);
+  /// Callers for links wait from now on, or (0) are let in again. Waits for those who are just passing; the ranks of
+  /// those who still are after `limit_ms`.
+  std::set<int> hold(Generation generation, std::uint64_t limit_ms);
+  /// This process has given its rank up: it tells all, drops all, and refuses all.
+  void giveUp(Generation generation);
+  /// Forgets all connections; `generation` (0: as before) is this rank's slot's from then on.
+  void forgetAll(Generation generation);
+  /// Links that were dropped because their other end was gone: they may be made anew.
+  void undeliver(std::set<SwitchPlan::LinkId> links);
+
+  /// Queues a note. Any thread; never blocks. Throws TransportError when too many wait.
+  void sendNote(int peer, Generation generation, std::string payload);
+  ControlStats stats() const;
+  Generation pairGeneration(int peer, Generation recovery) const { return directory_.pairGeneration(peer, recovery); }
+
   void wantControl(int global_rank) override;
   void wantLink(std::uint64_t communicator, Generation generation, int global_rank) override;
   void wantSegment(std::uint64_t communicator, Generation generation, int global_rank, std::size_t bytes) override;
@@ -81,15 +112,21 @@ class ControlPlane final : public LinkSource {
   std::shared_ptr<PeerDoorbell> doorbellOf(int global_rank) const override;
   bool crossMemoryAllowed() const override { return config_.settings.use_cross_memory; }
 
-  /// Connections refused or dropped so far, for tests and stats.
-  std::uint64_t refusedConnections() const { return refused_.load(); }
-
  private:
   struct Want {
     std::uint64_t deadline_ms = 0, next_ms = 0;
     std::uint64_t session = 0;  // 0: none under way
-    int refused = 0;            // times nobody listened
-    std::size_t bytes = 0;      // of a segment
+    int refused = 0;            // times in a row that nobody listened
+    std::uint64_t refused_since_ms = 0;
+    std::size_t bytes = 0;    // of a segment
+    Generation recovery = 0;  // of those who asked
+  };
+  /// Of a switch under way; generation 0: none.
+  struct Prepared {
+    Generation generation = 0;
+    std::map<int, Endpoint> endpoints;
+    std::map<int, std::uint64_t> controls;  // global rank -> session
+    std::map<int, std::shared_ptr<PeerDoorbell>> doorbells;
   };
   struct User {
     std::uint64_t serial = 0;
@@ -103,7 +140,7 @@ class ControlPlane final : public LinkSource {
   void command(std::function<void()> work);
   void runCommands();
   void dropLinksOf(std::uint64_t communicator);
-  void want(const Key& key, std::size_t bytes);
+  void want(const Key& key, Generation recovery, std::size_t bytes);
   void timers(std::uint64_t now_ms);
   void pursue(const Key& key, Want& want, std::uint64_t now_ms);
   void connectFor(const Key& key, Want& want, std::uint64_t now_ms);
@@ -118,6 +155,8 @@ class ControlPlane final : public LinkSource {
   void serveHandshake(Session& session);
   void servePassing(Session& session);
   void serveControl(Session& session);
+  void takeControlFrames(Session& session);
+  bool isForLater(const Session& session, const FrameHeader& header) const;
   void takeControlFrame(Session& session, const FrameHeader& header, const std::string& reason);
   void judge(Session& session);
   Welcome verdictOn(const Hello& hello, bool& park);
@@ -128,7 +167,7 @@ class ControlPlane final : public LinkSource {
   void connectFailed(Session& session, int error);
   void controlUp(Session& session);
   void deliverLink(const Key& key, std::unique_ptr<Link> link);
-  std::unique_ptr<Link> localLink(Mapping segment, int peer, bool creator);
+  std::unique_ptr<Link> localLink(Mapping segment, const Key& key, bool creator);
   void lost(int peer, const std::string& why, bool silent);
   void lostSession(const Session& session, const std::string& why, bool silent);
   bool isReplaced(const Session& session) const;
@@ -138,6 +177,23 @@ class ControlPlane final : public LinkSource {
   void heartbeats(std::uint64_t now_ms);
   int tickMs() const;
   Session* controlOf(int peer);
+  Session* controlFor(const Key& key);
+  bool isControlTaken(const Key& key) const;
+  void takeControl(Session& session);
+  bool isPlanned(const Key& key) const;
+  bool sharesMemoryWith(const Endpoint& endpoint) const;
+  void breakPlan(const std::string& why);
+  void dropPlannedWants();
+  void clearPlan();
+  void nobodyListens(const Key& key, Want& want, std::uint64_t now_ms);
+  void turnTo(int peer);
+  void takeLeave(Session& session, Generation generation);
+  void serveLeaving(Session& session);
+  void transmit(Session& session, const void* data, std::size_t bytes);
+  bool flush(Session& session);
+  void pumpNotes(int peer);
+  void dropNotes(int peer);
+  bool handshakeSend(Session& session, const void* data, std::size_t bytes, const std::vector<int>& descriptors);
 
   const ControlConfig config_;
   Doorbell& doorbell_;
@@ -147,13 +203,16 @@ class ControlPlane final : public LinkSource {
   Descriptor tcp_listener_, unix_listener_, wake_, events_;
   std::thread thread_;
   std::atomic<bool> stopping_{false};
-  std::atomic<std::uint64_t> refused_{0};
+  std::atomic<std::uint64_t> refused_{0}, sent_{0}, received_{0}, made_{0}, accepted_{0};
 
   std::mutex commands_mutex_;
   std::vector<std::function<void()>> commands_;
 
   mutable std::mutex doorbells_mutex_;
   std::map<int, std::shared_ptr<PeerDoorbell>> doorbells_;
+
+  std::mutex notes_mutex_;
+  std::map<int, std::deque<Note>> notes_;  // to be sent, by global rank
 
   // The thread's own from here on.
   Generation generation_ = 1;
@@ -164,6 +223,10 @@ class ControlPlane final : public LinkSource {
   std::set<Key> delivered_;
   std::map<int, std::uint64_t> controls_;  // global rank -> session
   std::map<int, std::uint64_t> left_;      // ranks that said farewell, and the incarnation that did
+  std::map<int, std::uint64_t> moved_;     // ranks said to be another process's now, and the incarnation that said so
+  Prepared plan_;
+  Generation held_ = 0;      // callers for links wait for the verdict on this switch
+  Generation given_up_ = 0;  // the rank is another process's since this switch
   RateLimitedLog log_;
   int unauthenticated_ = 0;
   std::uint64_t last_tick_ms_ = 0;

@@ -36,6 +36,7 @@ Session& ControlPlane::addSession(Descriptor socket, bool local, bool initiator)
   session->initiator = initiator;
   session->deadline_ms = monotonicMs() + kHandshakeLimitMs;
   Session& added = *session;
+  (initiator ? made_ : accepted_).fetch_add(1, std::memory_order_relaxed);
   sessions_.emplace(added.id, std::move(session));
   epoll_event event{};
   event.events = EPOLLIN | EPOLLRDHUP | (initiator ? EPOLLOUT : 0u);
@@ -51,13 +52,21 @@ void ControlPlane::watch(Session& session, bool for_write) {
   ::epoll_ctl(events_.get(), EPOLL_CTL_MOD, session.socket.get(), &event);
 }
 
+bool ControlPlane::handshakeSend(Session& session, const void* data, std::size_t bytes,
+                                 const std::vector<int>& descriptors) {
+  sent_.fetch_add(1, std::memory_order_relaxed);
+  return sendWith(session.socket.get(), data, bytes, descriptors);
+}
+
 void ControlPlane::drop(std::uint64_t id) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
   Session& session = *found->second;
   if (!session.initiator && !session.authenticated) --unauthenticated_;
-  const auto control = controls_.find(session.key.peer);
-  if (control != controls_.end() && control->second == id) controls_.erase(control);
+  for (auto* controls : {&controls_, &plan_.controls}) {
+    const auto control = controls->find(session.key.peer);
+    if (control != controls->end() && control->second == id) controls->erase(control);
+  }
   const auto wanted = wants_.find(session.key);
   if (wanted != wants_.end() && wanted->second.session == id) {
     wanted->second.session = 0;
@@ -84,20 +93,20 @@ void ControlPlane::acceptAll(const Descriptor& listener, bool local) {
     Session& session = addSession(std::move(socket), local, false);
     session.acceptor.emplace(config_.token, newNonce());
     const auto challenge = session.acceptor->challenge();
-    if (!sendWith(session.socket.get(), challenge.data(), challenge.size(), {})) drop(session.id);
+    if (!handshakeSend(session, challenge.data(), challenge.size(), {})) drop(session.id);
   }
 }
 
 void ControlPlane::connectFor(const Key& key, Want& want, std::uint64_t now_ms) {
-  const auto endpoint = directory_.find(key.peer);
+  const bool planned = isPlanned(key);
+  const auto endpoint = planned ? std::optional<Endpoint>(plan_.endpoints.at(key.peer)) : directory_.find(key.peer);
   want.next_ms = now_ms + kRetryMs;
   if (!endpoint) return;  // until the deadline
-  const bool local = sharesMemory(key.peer);
+  const bool local = sharesMemoryWith(*endpoint);
   int error = 0;
   Descriptor socket = local ? connectUnix(endpoint->socket, error) : connectTcp(endpoint->address, error);
   if (!socket) {
-    const bool nobody = error == ECONNREFUSED || error == ENOENT;
-    if (nobody && ++want.refused >= kRefusedAttemptsMax) lost(key.peer, "nobody listens where it did", false);
+    if (error == ECONNREFUSED || error == ENOENT) nobodyListens(key, want, now_ms);
     return;
   }
   if (!local) tcp::configureSocket(socket.get(), config_.settings.peer_timeout_ms);
@@ -111,7 +120,8 @@ void ControlPlane::connectFor(const Key& key, Want& want, std::uint64_t now_ms) 
   hello.purpose = key.purpose;
   hello.job = config_.job;
   hello.communicator = key.communicator;
-  hello.generation = key.generation;
+  const bool live_control = key.purpose == Purpose::kControl && !planned;
+  hello.generation = live_control ? directory_.pairGeneration(key.peer, generation_) : key.generation;
   hello.from_rank = config_.global_rank;
   hello.to_rank = key.peer;
   hello.from_incarnation = config_.incarnation;
@@ -155,7 +165,13 @@ void ControlPlane::serveState(Session& session, std::uint32_t events) {
     case SessionState::kPassing:
       return servePassing(session);
     case SessionState::kControl:
+      if ((events & EPOLLOUT) != 0 && flush(session)) {
+        watch(session, false);
+        pumpNotes(session.key.peer);
+      }
       return serveControl(session);
+    case SessionState::kLeaving:
+      return serveLeaving(session);
   }
 }
 
@@ -163,6 +179,7 @@ void ControlPlane::serveConnecting(Session& session) {
   const int error = connectError(session.socket);
   if (error != 0) return connectFailed(session, error);
   session.state = SessionState::kHandshaking;
+  if (const auto wanted = wants_.find(session.key); wanted != wants_.end()) wanted->second.refused = 0;
   watch(session, false);
   serveHandshake(session);
 }
@@ -171,8 +188,18 @@ void ControlPlane::connectFailed(Session& session, int error) {
   const Key key = session.key;
   drop(session.id);
   const auto found = wants_.find(key);
-  if (found == wants_.end()) return;
-  if (error == ECONNREFUSED && ++found->second.refused >= kRefusedAttemptsMax) {
+  if (found != wants_.end() && error == ECONNREFUSED) nobodyListens(key, found->second, monotonicMs());
+}
+
+// It may be gone, or its slot may have moved and its successor's address be on its way: that is for as long as silence
+// may last. A joiner has only just told where it listens.
+void ControlPlane::nobodyListens(const Key& key, Want& want, std::uint64_t now_ms) {
+  if (want.refused++ == 0) want.refused_since_ms = now_ms;
+  if (isPlanned(key)) {
+    if (want.refused < kRefusedAttemptsMax) return;
+    return breakPlan("global rank " + std::to_string(key.peer) + ": nobody listens at the joiner's endpoint");
+  }
+  if (elapsedMs(want.refused_since_ms, now_ms) > config_.settings.peer_timeout_ms) {
     lost(key.peer, "nobody listens where it did", false);
   }
 }
@@ -192,16 +219,22 @@ void ControlPlane::serveHandshake(Session& session) {
       return drop(id);
     }
     if (session.initiator && !session.calling->hello().empty() && !session.hello_sent) {
+      received_.fetch_add(1, std::memory_order_relaxed);
       session.hello_sent = true;
       const auto& hello = session.calling->hello();
-      if (!sendWith(session.socket.get(), hello.data(), hello.size(), {})) return drop(id);
+      if (!handshakeSend(session, hello.data(), hello.size(), {})) return drop(id);
     }
-    if (session.initiator && session.calling->welcome()) return welcomed(session);
+    if (session.initiator && session.calling->welcome()) {
+      received_.fetch_add(1, std::memory_order_relaxed);
+      return welcomed(session);
+    }
     if (!session.initiator && session.acceptor->hello()) {
       const Hello& hello = *session.acceptor->hello();
       session.authenticated = true;
       --unauthenticated_;
-      session.key = {hello.purpose, hello.communicator, hello.generation, hello.from_rank};
+      received_.fetch_add(1, std::memory_order_relaxed);
+      const Generation generation = hello.purpose == Purpose::kControl ? 0 : hello.generation;
+      session.key = {hello.purpose, hello.communicator, generation, hello.from_rank};
       session.peer_incarnation = hello.from_incarnation;
       session.deadline_ms = monotonicMs() + config_.settings.connect_timeout_ms;
       return judge(session);
@@ -210,108 +243,16 @@ void ControlPlane::serveHandshake(Session& session) {
   }
 }
 
-// Answers an authenticated HELLO, or parks it until what it asks for is there.
-void ControlPlane::judge(Session& session) {
-  bool park = false;
-  const Welcome welcome = verdictOn(*session.acceptor->hello(), park);
-  if (park) {
-    if (session.state == SessionState::kParked) return;
-    const auto parked = std::count_if(sessions_.begin(), sessions_.end(),
-                                      [](const auto& entry) { return entry.second->state == SessionState::kParked; });
-    if (parked < kParkedMax) {
-      session.state = SessionState::kParked;
-      return;
-    }
-  }
-  if (welcome.verdict == Verdict::kWelcome && !park) return admit(session);
-  Welcome refusal = welcome;
-  if (park) refusal = {Verdict::kBusy, "too many connections wait here"};
-  if (refusal.verdict != Verdict::kDuplicate) {
-    refused_.fetch_add(1);
-    log_.warn(config_.global_rank, "refused a connection of global rank " + std::to_string(session.key.peer) + ": " +
-                                       nameOf(refusal.verdict) + ", " + refusal.reason);
-  }
-  const auto answer = session.acceptor->welcome(refusal);
-  sendWith(session.socket.get(), answer.data(), answer.size(), {});
-  drop(session.id);
-}
-
-bool ControlPlane::welcomedAlready(const Key& key) const {
-  return std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& entry) {
-    const Session& session = *entry.second;
-    return session.state == SessionState::kPassing && !(session.key < key) && !(key < session.key);
-  });
-}
-
-Welcome ControlPlane::verdictOn(const Hello& hello, bool& park) {
-  if (hello.job != config_.job) {
-    return {Verdict::kWrongJob, "another job, or other constants: all ranks must run one version with equal settings"};
-  }
-  if (hello.to_rank != config_.global_rank) {
-    return {Verdict::kWrongRank, "this is global rank " + std::to_string(config_.global_rank)};
-  }
-  if (hello.to_incarnation != config_.incarnation) return {Verdict::kWrongIncarnation, "that process is gone"};
-  const auto known = directory_.find(hello.from_rank);
-  if (!known) return park = true, Welcome{};
-  if (known->incarnation != hello.from_incarnation) {
-    return {Verdict::kWrongIncarnation, "the caller is not the process that holds its rank here"};
-  }
-  const Key key{hello.purpose, hello.communicator, hello.generation, hello.from_rank};
-  const auto own = wants_.find(key);
-  const bool mine_first = own != wants_.end() && own->second.session != 0 && config_.global_rank < hello.from_rank;
-  if (hello.purpose == Purpose::kControl) {
-    if (controls_.count(hello.from_rank) != 0 || mine_first || welcomedAlready(key)) {
-      return {Verdict::kDuplicate, "one is there"};
-    }
-    return {};
-  }
-  if (delivered_.count(key) != 0 || mine_first || welcomedAlready(key)) return {Verdict::kDuplicate, "one is there"};
-  if (hello.generation < generation_) {
-    return {Verdict::kStaleGeneration, "this is generation " + std::to_string(generation_)};
-  }
-  const auto user = users_.find(hello.communicator);
-  park = hello.generation > generation_ || user == users_.end() || user->second.global_ranks.empty() ||
-         controlOf(hello.from_rank) == nullptr ||
-         (hello.purpose == Purpose::kSegment &&
-          (!user->second.segment || user->second.segment_generation != hello.generation));
-  if (park) return {};
-  const auto& ranks = user->second.global_ranks;
-  if (std::find(ranks.begin(), ranks.end(), hello.from_rank) == ranks.end()) {
-    return {Verdict::kWrongRank, "not a member of this communicator"};
-  }
-  return {};
-}
-
-// Says welcome. What the connection is for is installed here only when the caller confirms that it has it too: else a
-// caller that gave up meanwhile would be told for ever that there is one already.
-void ControlPlane::admit(Session& session) {
-  const Key key = session.key;
-  const auto welcome = session.acceptor->welcome({});
-  std::vector<int> passed;
-  Descriptor memory;
-  if (key.purpose == Purpose::kControl && session.local) passed = {doorbell_.memory().get(), doorbell_.event()};
-  if (key.purpose == Purpose::kSegment) passed = {users_[key.communicator].segment.get()};
-  if (key.purpose == Purpose::kLink && session.local) {
-    session.segment = Mapping::create("trainmover-link", shm::segmentBytes(), memory);
-    passed = {memory.get()};
-  }
-  if (!sendWith(session.socket.get(), welcome.data(), welcome.size(), passed)) return drop(session.id);
-  session.state = SessionState::kPassing;
-}
-
 void ControlPlane::servePassing(Session& session) {
   const Key key = session.key;
   const std::uint64_t id = session.id;
   std::uint8_t byte = 0;
   const long got = receiveWith(session.socket.get(), &byte, 1, session.received, kPassedDescriptorsMax);
   if (got == 0) return;
+  received_.fetch_add(1, std::memory_order_relaxed);
   const std::size_t due = key.purpose == Purpose::kControl && session.local ? 2 : 0;
   if (got < 0 || session.received.size() != due || delivered_.count(key) != 0) return drop(id);
-  if (key.purpose == Purpose::kControl) {
-    if (controls_.count(key.peer) != 0) return drop(id);
-    controls_[key.peer] = id;
-    return controlUp(session);
-  }
+  if (key.purpose == Purpose::kControl) return takeControl(session);
   if (key.purpose == Purpose::kSegment) return drop(id);
   fulfilled(key);
   install(session, key, true);
@@ -322,7 +263,7 @@ void ControlPlane::servePassing(Session& session) {
 void ControlPlane::install(Session& session, const Key& key, bool creator) {
   if (session.local) {
     if (!creator) session.segment = Mapping::attach(session.received[0], shm::segmentBytes());
-    return deliverLink(key, localLink(std::move(session.segment), key.peer, creator));
+    return deliverLink(key, localLink(std::move(session.segment), key, creator));
   }
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, session.socket.get(), nullptr);
   deliverLink(key, tcp::makeLink(std::move(session.socket)));
@@ -334,9 +275,16 @@ void ControlPlane::welcomed(Session& session) {
   const std::uint64_t id = session.id;
   if (welcome.verdict != Verdict::kWelcome) {
     drop(id);
-    if (welcome.verdict == Verdict::kWrongJob || welcome.verdict == Verdict::kWrongRank) {
-      listener_.refused(key.peer, std::string(nameOf(welcome.verdict)) + ": " + welcome.reason);
+    const std::string why = std::string(nameOf(welcome.verdict)) + ": " + welcome.reason;
+    const bool for_good = welcome.verdict == Verdict::kWrongJob || welcome.verdict == Verdict::kWrongRank;
+    const bool stale = welcome.verdict == Verdict::kStaleGeneration;
+    if (isPlanned(key)) {
+      if (for_good || stale) breakPlan("global rank " + std::to_string(key.peer) + " refused: " + why);
+    } else if (for_good) {
+      listener_.refused(key.peer, why);
       wants_.erase(key);
+    } else if (const auto wanted = wants_.find(key); stale && wanted != wants_.end()) {
+      wanted->second.next_ms = monotonicMs() + kStaleRetryMs;
     }
     return;  // else tried again, until the deadline
   }
@@ -345,12 +293,8 @@ void ControlPlane::welcomed(Session& session) {
   std::vector<int> passed;
   if (key.purpose == Purpose::kControl && session.local) passed = {doorbell_.memory().get(), doorbell_.event()};
   const std::uint8_t confirmation = 0;
-  if (!sendWith(session.socket.get(), &confirmation, 1, passed)) return drop(id);
-  if (key.purpose == Purpose::kControl) {
-    if (controls_.count(key.peer) != 0) return drop(id);
-    controls_[key.peer] = id;
-    return controlUp(session);
-  }
+  if (!handshakeSend(session, &confirmation, 1, passed)) return drop(id);
+  if (key.purpose == Purpose::kControl) return takeControl(session);
   std::size_t segment_bytes = 0;
   if (const auto wanted = wants_.find(key); wanted != wants_.end()) {
     segment_bytes = wanted->second.bytes;
@@ -371,11 +315,13 @@ void ControlPlane::welcomed(Session& session) {
   drop(id);
 }
 
-std::unique_ptr<Link> ControlPlane::localLink(Mapping segment, int peer, bool creator) {
+std::unique_ptr<Link> ControlPlane::localLink(Mapping segment, const Key& key, bool creator) {
   shm::LinkConfig config;
   config.creator = creator;
   config.read_remote = config_.settings.use_cross_memory;
-  config.ring_peer = [doorbell = doorbellOf(peer)] {
+  const auto planned = plan_.doorbells.find(key.peer);
+  const bool of_plan = isPlanned(key) && planned != plan_.doorbells.end();
+  config.ring_peer = [doorbell = of_plan ? planned->second : doorbellOf(key.peer)] {
     if (doorbell) doorbell->ring();
   };
   return shm::makeLink(std::move(segment), std::move(config));

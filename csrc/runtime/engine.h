@@ -60,6 +60,9 @@ class Engine {
   /// Runs `work` under the lock, soon, on whichever thread drives. From any thread; never blocks.
   void post(std::function<void()> work);
 
+  /// Under the lock: runs what was posted, now.
+  void runPosted();
+
   /// Under the lock: `driven` has something outstanding.
   void activate(std::shared_ptr<Driven> driven);
   /// After activate(), without the lock: makes sure that somebody drives, unless the caller is about to wait.
@@ -99,7 +102,6 @@ class Engine {
   void leave(std::unique_lock<std::mutex>& lock);
   void sleepBriefly(std::unique_lock<std::mutex>& lock, WaitCounters* counters);
   bool waitsForSockets() const;
-  void runPosted();
   void runCallbacks(std::unique_lock<std::mutex>& lock);
   void armProgressThread();
 

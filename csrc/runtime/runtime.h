@@ -6,12 +6,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/types.h"
 #include "runtime/communicator.h"
 #include "runtime/flight_recorder.h"
+#include "runtime/notes.h"
 
 namespace trainmover {
 
@@ -51,6 +53,35 @@ struct MemoryStats {
   std::uint64_t shared_segments = 0, link_buffers = 0, unexpected_messages = 0, scratch = 0, flight_recorder = 0;
 };
 
+/// How far a prepared switch is; see switch_plan.h. Of a joiner: kReady, or kBroken.
+enum class SwitchPhase { kPending, kReady, kBroken };
+struct SwitchState {
+  SwitchPhase phase = SwitchPhase::kPending;
+  std::string reason;  // of kBroken
+};
+
+/// What a commit did to the live links of one communicator. Dropped ones were not prepared: they connect at first use.
+struct LinkTally {
+  std::string name;
+  std::uint64_t kept = 0, replaced = 0, dropped = 0;
+};
+
+/// A communicator's place in its order of operations: whoever takes over a rank goes on from there.
+struct Place {
+  std::uint64_t started = 0, messages = 0, scheduled = 0;
+};
+
+/// What a leaver's rank hands over to the process that takes it: the last recovery, and its place in each communicator.
+struct Handover {
+  Generation recovery = 1;
+  std::map<std::string, Place> places;
+};
+
+/// Messages and connections of the control plane so far; heartbeats are not counted.
+struct ControlStats {
+  std::uint64_t messages_sent = 0, messages_received = 0, connections_made = 0, connections_accepted = 0, refused = 0;
+};
+
 class Runtime {
  public:
   /// Starts listener and progress thread.
@@ -63,8 +94,9 @@ class Runtime {
   virtual const Settings& settings() const = 0;
 
   virtual Endpoint endpoint() const = 0;
-  /// Makes endpoints known; later ones replace earlier ones of the same rank.
-  virtual void addEndpoints(const std::map<int, Endpoint>& endpoints) = 0;
+  /// Makes endpoints known, of slots that last changed hands in `generation`. Later ones replace earlier ones of the
+  /// same rank, but for those of an older generation; then idle connections to the process before go, without a word.
+  virtual void addEndpoints(const std::map<int, Endpoint>& endpoints, Generation generation = 1) = 0;
   virtual bool knows(int global_rank) const = 0;
 
   /// `name` is the same on all members and unique in the job; `global_ranks[i]` is the global rank of group rank i.
@@ -75,10 +107,41 @@ class Runtime {
   /// Every blocked and later operation of this and older generations raises CollectiveAborted, here and on all peers
   /// that can be told. Returns at once; from any thread. `culprit`: a global rank, or -1.
   virtual void abortCollectives(int culprit, const std::string& why) = 0;
-  /// Enters `generation`: old links are dropped, new ones are made at first use. Throws SwitchError unless newer.
+  /// Enters `generation`: old links are dropped, new ones are made at first use; a switch under way is forgotten.
+  /// Throws SwitchError unless it is newer than any generation known here.
   virtual void resume(Generation generation) = 0;
   virtual bool aborted() const = 0;
 
+  // The switch (docs/decisions/0009). Throw SwitchError, with nothing changed, when it is not their turn.
+
+  /// Stayer: connects, in the background and beside the live links, to the processes at `moved` for each link that
+  /// lives to those ranks. Returns at once.
+  virtual void prepareSwitch(Generation generation, const std::map<int, Endpoint>& moved) = 0;
+  virtual SwitchState switchState(Generation generation) = 0;
+  /// Stayer: makes what is prepared live and drops what is not. Never waits for anybody. Legal with nothing outstanding
+  /// on links to ranks that move.
+  virtual std::vector<LinkTally> commitSwitch(Generation generation) = 0;
+  /// Stayer: drops what was prepared. Leaver: lets callers in again. Joiner: drops its connections. Idempotent.
+  virtual void abortSwitch(Generation generation) = 0;
+  /// Leaver: from now on no link is made to this process. Returns linkedRanks() as they stay. Blocks up to a second.
+  virtual std::vector<int> holdLinks(Generation generation) = 0;
+  virtual Handover handover() const = 0;
+  /// Leaver: the rank is another process's now. Drops all connections; nobody's end means anything here any more.
+  virtual void leaveSwitch(Generation generation) = 0;
+  /// Joiner, isolated: its slot changes hands in `generation`, of which it accepts connections from now on.
+  virtual void joinSwitch(Generation generation) = 0;
+  /// Joiner: becomes live at the place that the leaver has handed over.
+  virtual void goLive(Generation generation, const Handover& handover) = 0;
+  /// Global ranks to which a link lives, or with which a segment is shared.
+  virtual std::vector<int> linkedRanks() const = 0;
+
+  /// Queues a note for `peer`, in order, over the live control channel, which is made if there is none. Throws
+  /// std::invalid_argument for more than kNoteBytesMax, TransportError when too many wait.
+  virtual void sendNote(int peer, Generation generation, std::string payload) = 0;
+  /// The oldest note that has come; waits up to `timeout` for one.
+  virtual std::optional<Note> receiveNote(std::chrono::milliseconds timeout) = 0;
+
+  virtual ControlStats controlStats() const = 0;
   virtual MemoryStats memoryStats() const = 0;
   virtual std::vector<CommunicatorStats> communicatorStats() const = 0;
   virtual FlightRecorder& flightRecorder() = 0;

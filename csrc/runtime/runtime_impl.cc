@@ -1,21 +1,15 @@
-// Ties the process-wide parts together: engine, control plane, progress thread, communicators; and decides what a loss,
-// a farewell or an abort means.
+// Start and end, communicators, what a loss, a farewell or an abort means, resuming. See runtime_impl.h.
+#include "runtime/runtime_impl.h"
+
 #include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <mutex>
-#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
 
 #include "base/errors.h"
-#include "runtime/communicator_impl.h"
-#include "runtime/control_plane.h"
-#include "runtime/engine.h"
-#include "runtime/progress_thread.h"
-#include "runtime/runtime.h"
 #include "wire/sha256.h"
 
 namespace trainmover {
@@ -38,103 +32,23 @@ std::uint64_t communicatorId(const std::string& name) {
   return id | 1;  // 0 is for control channels
 }
 
-class RuntimeImpl final : public Runtime, private CommunicatorHost, private ControlListener {
- public:
-  RuntimeImpl(int global_rank, const JobIdentity& identity, Settings settings, Mode mode)
-      : global_rank_(global_rank),
-        settings_(std::move(settings)),
-        mode_(mode),
-        process_(::getpid()),
-        recorder_(settings_.flight_recorder_entries),
-        engine_(settings_.local_ranks <= std::thread::hardware_concurrency()),
-        control_({global_rank, newIncarnation(), identity.token, jobDigest(identity), settings_}, engine_.doorbell(),
-                 *this),
-        progress_(engine_) {
-    // Where a kernel lets only a parent read a process's memory, this lets the ranks of the job do so.
-    if (settings_.use_cross_memory) ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
-    control_.directory().add({{global_rank_, control_.endpoint()}});
-    control_.start();
-  }
-  ~RuntimeImpl() override { shutdown(); }
+}  // namespace
 
-  int globalRank() const override { return global_rank_; }
-  Mode mode() const override { return mode_.load(); }
-  void setMode(Mode mode) override { mode_.store(mode); }
-  const Settings& settings() const override { return settings_; }
-  Endpoint endpoint() const override { return control_.endpoint(); }
-
-  void addEndpoints(const std::map<int, Endpoint>& endpoints) override {
-    control_.directory().add(endpoints);
-    control_.directoryChanged();
-  }
-  bool knows(int global_rank) const override { return control_.knows(global_rank); }
-
-  std::shared_ptr<Communicator> createCommunicator(const std::string& name, std::vector<int> global_ranks,
-                                                   std::chrono::milliseconds timeout) override;
-
-  Generation generation() const override { return engine_.generation(); }
-  void abortCollectives(int culprit, const std::string& why) override {
-    abortWith({generation(), culprit, why, false, false});
-  }
-  void resume(Generation generation) override;
-  bool aborted() const override { return engine_.isAborted(); }
-
-  MemoryStats memoryStats() const override;
-  std::vector<CommunicatorStats> communicatorStats() const override;
-  FlightRecorder& flightRecorder() override { return recorder_; }
-  void onAbort(std::function<void()> callback) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    on_abort_ = std::move(callback);
-  }
-  void shutdown() override;
-
- private:
-  // CommunicatorHost
-  Engine& engine() override { return engine_; }
-  LinkSource& links() override { return control_; }
-  FlightRecorder& recorder() override { return recorder_; }
-  bool isolated() const override { return mode_.load(std::memory_order_relaxed) == Mode::kIsolated; }
-  Generation currentGeneration() const override { return generation(); }
-  void checkUsable() const override;
-  void closed(std::uint64_t communicator, std::uint64_t serial) override { control_.removeUser(communicator, serial); }
-  void failed(int culprit, const std::string& why, bool lost) override {
-    abortWith({generation(), culprit, why, lost, false});
-  }
-
-  // ControlListener
-  Generation presentGeneration() const override { return generation(); }
-  void peerLost(Generation generation, int global_rank, const std::string& why, bool silent) override {
-    abortWith({generation, global_rank, why, true, silent});
-  }
-  void peerLeft(int global_rank) override;
-  void abortHeard(std::uint32_t generation, const AbortCause& heard) override;
-  void refused(int global_rank, const std::string& why) override {
-    const std::string text = "the connection to global rank " + std::to_string(global_rank) + " cannot be made: " + why;
-    abortWith({generation(), -1, text, false, false});
-  }
-  void deliver(std::function<void()> work) override {
-    engine_.post(std::move(work));
-    progress_.poke();
-  }
-
-  void abortWith(const AbortCause& cause);
-  std::vector<std::shared_ptr<CommunicatorImpl>> communicators() const;
-
-  const int global_rank_;
-  const Settings settings_;
-  std::atomic<Mode> mode_;
-  const pid_t process_;
-  FlightRecorder recorder_;
-  Engine engine_;
-  ControlPlane control_;
-  ProgressThread progress_;
-  mutable std::mutex mutex_;
-  std::vector<std::weak_ptr<CommunicatorImpl>> communicators_;
-  std::function<void()> on_abort_;
-  std::optional<AbortCause> ahead_;  // of a generation that others have entered and this rank has not
-  std::atomic<std::uint64_t> communicators_made_{0};
-  bool shut_down_ = false;
-};
+RuntimeImpl::RuntimeImpl(int global_rank, const JobIdentity& identity, Settings settings, Mode mode)
+    : global_rank_(global_rank),
+      settings_(std::move(settings)),
+      mode_(mode),
+      process_(::getpid()),
+      recorder_(settings_.flight_recorder_entries),
+      engine_(settings_.local_ranks <= std::thread::hardware_concurrency()),
+      control_({global_rank, newIncarnation(), identity.token, jobDigest(identity), settings_}, engine_.doorbell(),
+               *this),
+      progress_(engine_) {
+  // Where a kernel lets only a parent read a process's memory, this lets the ranks of the job do so.
+  if (settings_.use_cross_memory) ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  control_.directory().add({{global_rank_, control_.endpoint()}}, 1);
+  control_.start();
+}
 
 std::shared_ptr<Communicator> RuntimeImpl::createCommunicator(const std::string& name, std::vector<int> global_ranks,
                                                               std::chrono::milliseconds timeout) {
@@ -165,13 +79,20 @@ void RuntimeImpl::checkUsable() const {
   if (::getpid() != process_) {
     throw TransportError("this is a forked child of the rank; only the process that joined the group may communicate");
   }
+  if (role_.load(std::memory_order_relaxed) == Role::kGone) {
+    throw SwitchError("global rank " + std::to_string(global_rank_) +
+                      " is another process's by now; this one has left the job and may only end");
+  }
   if (!engine_.isAborted()) return;
   if (const auto cause = engine_.aborted()) throw CollectiveAborted(cause->generation, cause->culprit, cause->why);
 }
 
 void RuntimeImpl::abortWith(const AbortCause& cause) {
-  if (!engine_.abort(cause)) return;
+  if (role_.load() == Role::kGone || !engine_.abort(cause)) return;
   control_.tellAbort(cause);
+  deliver([this, why = cause.why] {
+    if (engine_.isAborted()) voidPlan("collectives were aborted: " + why);
+  });
   std::function<void()> callback;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -187,6 +108,7 @@ void RuntimeImpl::abortWith(const AbortCause& cause) {
 // An abort of a generation that this rank has not entered yet is a sticky floor: it holds for this one too, and again
 // as soon as that one is entered.
 void RuntimeImpl::abortHeard(std::uint32_t generation, const AbortCause& heard) {
+  if (joinBroke(heard.why)) return;
   AbortCause cause = heard;
   {
     // Under the lock that resume() takes once it has entered its generation: what is kept here is seen there, or that
@@ -214,10 +136,15 @@ void RuntimeImpl::resume(Generation generation) {
   {
     std::lock_guard<std::mutex> lock(engine_.mutex());
     const Generation current = this->generation();
-    if (generation <= current) {
+    if (generation <= current || generation <= last_switch_ || generation < control_.directory().newest()) {
+      const Generation known = std::max({current, last_switch_, control_.directory().newest()});
       throw SwitchError("resume: found generation " + std::to_string(generation) + ", expected one above " +
-                        std::to_string(current) + ", the current one; generations are never used twice");
+                        std::to_string(known) + ", the latest known here; generations are never used twice");
     }
+    if (role_.load() == Role::kGone) throw SwitchError("resume: this process has given its rank up and may only end");
+    plan_.reset();
+    if (std::exchange(held_, 0) != 0) control_.hold(0, 0);
+    role_.store(Role::kMember);
     AbortCause cause = engine_.aborted().value_or(AbortCause{});
     if (cause.why.empty()) cause = {current, -1, "resumed as generation " + std::to_string(generation), false, false};
     const auto all = communicators();
@@ -272,9 +199,8 @@ void RuntimeImpl::shutdown() {
   control_.stop();
   for (const auto& communicator : communicators()) communicator->close();
   progress_.stop();
+  notes_.close();
 }
-
-}  // namespace
 
 std::shared_ptr<Runtime> Runtime::create(int global_rank, JobIdentity identity, Settings settings, Mode mode) {
   return std::make_shared<RuntimeImpl>(global_rank, identity, std::move(settings), mode);

@@ -14,7 +14,8 @@
 
 namespace trainmover {
 
-/// What a connection is for; there is one at most for each.
+/// What a connection is for; there is one at most for each. `generation`: that of the pair; of control channels 0, but
+/// for one that is prepared for a switch, which bears the switch's until it is committed.
 struct Key {
   Purpose purpose = Purpose::kControl;
   std::uint64_t communicator = 0;
@@ -32,6 +33,7 @@ enum class SessionState : std::uint8_t {
   kParked,       // acceptor: authenticated, but what it asks for is not there yet
   kPassing,      // acceptor: has said welcome, waits for the confirmation; until then nothing is installed here
   kControl,      // established control channel
+  kLeaving,      // its last words are on their way, and nothing it says counts
 };
 
 struct Session {
@@ -50,7 +52,7 @@ struct Session {
   std::vector<Descriptor> received;  // descriptors that came along
   Mapping segment;                   // acceptor of a local link: what it will use once confirmed
   // Control channels.
-  std::vector<std::uint8_t> incoming;
+  std::vector<std::uint8_t> incoming, outgoing;
   std::uint64_t last_heard_ms = 0, last_sent_ms = 0;
 };
 

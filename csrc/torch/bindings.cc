@@ -19,6 +19,7 @@
 #include "torch/communicator_object.h"
 #include "torch/data_plane.h"
 #include "torch/python_errors.h"
+#include "torch/switch_bindings.h"
 #include "wire/handshake.h"
 
 namespace trainmover {
@@ -187,6 +188,8 @@ py::list communicatorStats(DataPlane& data_plane) {
     entry["rank"] = stats.rank;
     entry["operations"] = stats.operations;
     entry["links"] = stats.links;
+    entry["links_kept"] = stats.links_kept;
+    entry["links_replaced"] = stats.links_replaced;
     entry["bytes_sent"] = stats.bytes_sent;
     entry["bytes_received"] = stats.bytes_received;
     entry["waits"] = stats.waits;
@@ -229,7 +232,9 @@ void bindSettings(py::module_& module) {
 
 void bindRuntime(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> without_gil;
-  py::class_<DataPlane, std::shared_ptr<DataPlane>>(module, "Runtime")
+  py::class_<DataPlane, std::shared_ptr<DataPlane>> runtime(module, "Runtime");
+  bindSwitch(runtime);
+  runtime
       .def(py::init(&createDataPlane), py::arg("global_rank"), py::arg("job_id"), py::arg("token"), py::arg("settings"),
            py::arg("isolated"), without_gil)
       .def("create_backend", &createBackend, py::arg("name"), py::arg("global_ranks"), py::arg("timeout_ms"),
@@ -244,8 +249,10 @@ void bindRuntime(py::module_& module) {
           "endpoint", [](DataPlane& self) { return self.runtime().endpoint(); }, without_gil)
       .def(
           "add_endpoints",
-          [](DataPlane& self, const std::map<int, Endpoint>& endpoints) { self.runtime().addEndpoints(endpoints); },
-          py::arg("endpoints"), without_gil)
+          [](DataPlane& self, const std::map<int, Endpoint>& endpoints, Generation generation) {
+            self.runtime().addEndpoints(endpoints, generation);
+          },
+          py::arg("endpoints"), py::arg("generation") = 1, without_gil)
       .def(
           "knows", [](DataPlane& self, int global_rank) { return self.runtime().knows(global_rank); }, without_gil)
       .def(

@@ -40,6 +40,12 @@ class Link {
   /// does so by itself.
   virtual void notify() = 0;
 
+  /// Takes the memory that it needs to move data: once, when it becomes live. Until then it holds next to none.
+  virtual void activate() {}
+
+  /// True when the peer's end is gone, as far as can be seen without reading; what came before can still be read.
+  virtual bool isClosed() const = 0;
+
   /// Bytes of memory that this link holds in this process (buffers, mapped segments).
   virtual std::size_t heldBytes() const = 0;
 

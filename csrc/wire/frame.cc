@@ -24,11 +24,14 @@ std::uint64_t bytesMaxOf(FrameKind kind) {
       return kMessageBytesMax;
     case FrameKind::kAbort:
       return kAbortReasonBytesMax;
+    case FrameKind::kNote:
+      return kNoteBytesMax;
     case FrameKind::kGrant:
     case FrameKind::kDone:
     case FrameKind::kCredit:
     case FrameKind::kHeartbeat:
     case FrameKind::kGoodbye:
+    case FrameKind::kMoved:
       return 0;
   }
   return 0;
@@ -58,8 +61,8 @@ FrameHeader decode(const std::uint8_t* header) {
   const auto magic = loadLittleEndian<std::uint16_t>(header);
   if (magic != kMagic) refuse("magic number", magic, std::to_string(kMagic));
   if (header[2] < static_cast<std::uint8_t>(FrameKind::kEager) ||
-      header[2] > static_cast<std::uint8_t>(FrameKind::kGoodbye)) {
-    refuse("kind", header[2], "1 to 9");
+      header[2] > static_cast<std::uint8_t>(FrameKind::kNote)) {
+    refuse("kind", header[2], "1 to 11");
   }
   if (header[3] > static_cast<std::uint8_t>(FrameClass::kPointToPoint)) refuse("class", header[3], "0 or 1");
   FrameHeader frame;

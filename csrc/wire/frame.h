@@ -23,6 +23,8 @@ enum class FrameKind : std::uint8_t {
   kHeartbeat = 7,  // control channels only
   kAbort = 8,      // control: key = culprit's global rank or -1, in 32 bits, and flags; `bytes` of reason follow
   kGoodbye = 9,    // control: the sender leaves on purpose
+  kMoved = 10,     // control: key = generation in which one of the two ranks changed hands; nothing more will come
+  kNote = 11,      // control: key = generation that the note is about; `bytes` of payload follow
 };
 
 /// Which space `key` is in: collectives number their messages, point-to-point uses the caller's tags.
@@ -46,12 +48,13 @@ class FrameError : public std::runtime_error {
 std::array<std::uint8_t, kFrameHeaderBytes> encode(const FrameHeader& header);
 
 /// Throws FrameError (std::runtime_error) on a wrong magic number, unknown kind or class, non-zero reserved bits, a
-/// payload over the limits: eager kEagerBytesMax, data and request kMessageBytesMax, abort kAbortReasonBytesMax, others
-/// 0.
+/// payload over the limits: eager kEagerBytesMax, data and request kMessageBytesMax, abort kAbortReasonBytesMax, note
+/// kNoteBytesMax, others 0.
 FrameHeader decode(const std::uint8_t* header);
 
 constexpr std::uint64_t kEagerBytesMax = std::uint64_t{16} << 10;
 constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 40;
 constexpr std::uint64_t kAbortReasonBytesMax = 512;
+constexpr std::uint64_t kNoteBytesMax = std::uint64_t{64} << 10;
 
 }  // namespace trainmover

@@ -126,6 +126,11 @@ class ShmLink final : public Link {
 
   int descriptor() const override { return -1; }
 
+  bool isClosed() const override {
+    return in_->writer_closed.load(std::memory_order_acquire) != 0 ||
+           out_->reader_closed.load(std::memory_order_acquire) != 0;
+  }
+
   void notify() override {
     if (!dirty_) return;
     dirty_ = false;

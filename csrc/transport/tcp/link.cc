@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -22,12 +23,13 @@ constexpr std::size_t kReadAheadBytes = std::size_t{32} << 10;
 
 class TcpLink final : public Link {
  public:
-  explicit TcpLink(Descriptor socket) : socket_(std::move(socket)), ahead_(kReadAheadBytes) {}
+  explicit TcpLink(Descriptor socket) : socket_(std::move(socket)) {}
 
   // What the peer sent and nobody will read must be taken out first: closing with unread bytes makes the kernel reset
   // the connection, and the peer would lose what we sent last.
   ~TcpLink() override {
     ::shutdown(socket_.get(), SHUT_WR);
+    if (ahead_.empty()) return;  // never live: the peer has sent nothing that counts
     for (int rounds = 0; rounds < 64; ++rounds) {
       if (::recv(socket_.get(), ahead_.data(), ahead_.size(), MSG_DONTWAIT) <= 0) break;
     }
@@ -53,6 +55,7 @@ class TcpLink final : public Link {
     if (begin_ == end_) {
       if (bytes >= kReadAheadBytes) return receive(data, bytes);
       begin_ = end_ = 0;  // also when receive() throws
+      activate();
       end_ = receive(ahead_.data(), ahead_.size());
     }
     const std::size_t got = std::min(bytes, end_ - begin_);
@@ -67,6 +70,13 @@ class TcpLink final : public Link {
   }
   int descriptor() const override { return socket_.get(); }
   void notify() override {}
+  void activate() override {
+    if (ahead_.empty()) ahead_.resize(kReadAheadBytes);
+  }
+  bool isClosed() const override {
+    pollfd polled{socket_.get(), POLLRDHUP, 0};
+    return ::poll(&polled, 1, 0) > 0;
+  }
   std::size_t heldBytes() const override { return ahead_.size(); }
   const char* transport() const override { return "tcp"; }
 
