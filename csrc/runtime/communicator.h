@@ -57,11 +57,12 @@ class Communicator {
   virtual std::shared_ptr<Operation> start(const CollectiveCall& call) = 0;
 
   /// Starts a send to, or a receive from, group rank `peer` (`kAnySource`: whoever sends first), matched by `tag` in
-  /// order. A message larger than `buffer` fails the receive with CollectiveMismatch.
-  virtual std::shared_ptr<Operation> send(Buffer buffer, int peer, std::int64_t tag,
-                                          std::chrono::milliseconds timeout) = 0;
+  /// order. A message larger than `buffer` fails the receive with CollectiveMismatch. `waited_at_once`: see
+  /// CollectiveCall.
+  virtual std::shared_ptr<Operation> send(Buffer buffer, int peer, std::int64_t tag, std::chrono::milliseconds timeout,
+                                          bool waited_at_once = false) = 0;
   virtual std::shared_ptr<Operation> receive(Buffer buffer, int peer, std::int64_t tag,
-                                             std::chrono::milliseconds timeout) = 0;
+                                             std::chrono::milliseconds timeout, bool waited_at_once = false) = 0;
 
   virtual void setTimeout(std::chrono::milliseconds timeout) = 0;
   /// Collectives started so far in this generation.

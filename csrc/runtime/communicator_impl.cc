@@ -113,17 +113,18 @@ void CommunicatorImpl::checkOpen() const {
 }
 
 std::shared_ptr<Operation> CommunicatorImpl::send(Buffer buffer, int peer, std::int64_t tag,
-                                                  std::chrono::milliseconds timeout) {
-  return startMessage(buffer, peer, tag, timeout, true);
+                                                  std::chrono::milliseconds timeout, bool waited_at_once) {
+  return startMessage(buffer, peer, tag, timeout, true, waited_at_once);
 }
 
 std::shared_ptr<Operation> CommunicatorImpl::receive(Buffer buffer, int peer, std::int64_t tag,
-                                                     std::chrono::milliseconds timeout) {
-  return startMessage(buffer, peer, tag, timeout, false);
+                                                     std::chrono::milliseconds timeout, bool waited_at_once) {
+  return startMessage(buffer, peer, tag, timeout, false, waited_at_once);
 }
 
 std::shared_ptr<Operation> CommunicatorImpl::startMessage(Buffer buffer, int peer, std::int64_t tag,
-                                                          std::chrono::milliseconds timeout, bool is_send) {
+                                                          std::chrono::milliseconds timeout, bool is_send,
+                                                          bool waited_at_once) {
   const bool any = peer == kAnySource && !is_send;
   if (!any && (peer < 0 || peer >= size() || peer == rank())) {
     throw std::invalid_argument("found group rank " + std::to_string(peer) + " to " +
@@ -159,7 +160,7 @@ std::shared_ptr<Operation> CommunicatorImpl::startMessage(Buffer buffer, int pee
     }
     advance();
   }
-  handOver(*operation, false);
+  handOver(*operation, waited_at_once);
   return operation;
 }
 

@@ -76,10 +76,10 @@ class CommunicatorImpl final : public Communicator,
   const std::vector<int>& globalRanks() const { return config_.global_ranks; }
 
   std::shared_ptr<Operation> start(const CollectiveCall& call) override;
-  std::shared_ptr<Operation> send(Buffer buffer, int peer, std::int64_t tag,
-                                  std::chrono::milliseconds timeout) override;
-  std::shared_ptr<Operation> receive(Buffer buffer, int peer, std::int64_t tag,
-                                     std::chrono::milliseconds timeout) override;
+  std::shared_ptr<Operation> send(Buffer buffer, int peer, std::int64_t tag, std::chrono::milliseconds timeout,
+                                  bool waited_at_once) override;
+  std::shared_ptr<Operation> receive(Buffer buffer, int peer, std::int64_t tag, std::chrono::milliseconds timeout,
+                                     bool waited_at_once) override;
   void setTimeout(std::chrono::milliseconds timeout) override { config_.timeout = timeout; }
   std::uint64_t sequence() const override { return started_.load(std::memory_order_relaxed); }
   CommunicatorStats stats() const override;
@@ -136,7 +136,7 @@ class CommunicatorImpl final : public Communicator,
   class QueuedCollective;
 
   std::shared_ptr<Operation> startMessage(Buffer buffer, int peer, std::int64_t tag, std::chrono::milliseconds timeout,
-                                          bool is_send);
+                                          bool is_send, bool waited_at_once);
   void submit(Transfer& transfer) override;
   void submitAnySource(Transfer& transfer);
   Transfer* takeAnySource(FrameClass message_class, std::uint64_t key);

@@ -233,7 +233,7 @@ PyObject* send(PyObject* self, PyObject* const* values, Py_ssize_t positional, P
     const std::chrono::milliseconds timeout{wholeNumber(arguments[3], "timeout_ms", 0)};
     {
       const WithoutGil without_gil;
-      groupOf(self).communicator().send(memory.buffer(), to, tag, timeout)->wait();
+      groupOf(self).communicator().send(memory.buffer(), to, tag, timeout, /*waited_at_once=*/true)->wait();
     }
     return none();
   });
@@ -252,7 +252,8 @@ PyObject* receive(PyObject* self, PyObject* const* values, Py_ssize_t positional
     int sender = -1;
     {
       const WithoutGil without_gil;
-      const auto operation = groupOf(self).communicator().receive(memory.buffer(), source, tag, timeout);
+      const auto operation =
+          groupOf(self).communicator().receive(memory.buffer(), source, tag, timeout, /*waited_at_once=*/true);
       operation->wait();
       sender = operation->sourceRank();
     }
