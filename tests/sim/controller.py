@@ -88,7 +88,7 @@ class SimController:
     def _tick(self, term: int) -> None:
         if self.is_up and self.term == term:
             self.feed(Tick(time_ms=self.world.now_ms))
-            self.world.after(TICK_MS, lambda: self._tick(term))
+            self.world.after(TICK_MS, self._tick, term)
 
     # -------------------------------------------------------------- connections
 
@@ -107,7 +107,7 @@ class SimController:
         known = self._connections.get(number)
         if known is not None:
             known[1].cut()
-            self.world.after(self.world.between(0.1, 30), lambda: self._lost(number))
+            self.world.after(self.world.between(0.1, 30), self._lost, number)
 
     def _lost(self, number: int) -> None:
         if self._connections.pop(number, None) is not None:

@@ -62,7 +62,7 @@ class RandomFaults(Faults):
             job.world.after(chance.uniform(0, self.horizon_ms), self._something)
         for _ in range(chance.randrange(6)):
             a, b = chance.randrange(job.size), chance.randrange(job.size)
-            job.world.after(chance.uniform(0, self.horizon_ms), lambda a=a, b=b: job.link_appears(a, b))
+            job.world.after(chance.uniform(0, self.horizon_ms), job.link_appears, a, b)
         for _ in range(chance.randrange(3)):
             job.world.after(chance.uniform(0, self.horizon_ms), self._save)
 
@@ -107,7 +107,7 @@ class RandomFaults(Faults):
     def _crash(self, machine_id: str) -> None:
         machine = self.job.machines[machine_id]
         machine.crash()
-        self.job.world.after(self.job.world.between(30, 800), lambda: machine.is_up or machine.boot())
+        self.job.world.after(self.job.world.between(30, 800), machine.boot)
 
     def _save(self) -> None:
         until_ms = self.job.world.now_ms + self.job.world.between(10, 300)

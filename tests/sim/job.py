@@ -1,4 +1,4 @@
-"""One simulated job: its controller, machines, ranks and users, what connects them, and what is checked at each step."""
+"""One simulated job: controller, machines, ranks and users, what connects them, and what is checked at each step."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ class Job:
         self._voters: dict[tuple[int, int], Voter] = {}
         self._holders: dict[tuple[int, int], str] = {}
         self._votes: dict[int, dict[int, tuple[Process, Voter, Contribution]]] = {}
+        self._left: set[int] = set()
         self._notes: dict[tuple[int, int], Pipe] = {}
         self.transfers = Transfers(self)
         self.users = Users(self)
@@ -133,7 +134,7 @@ class Job:
             return
         ends = self.holder(a), self.holder(b)
         if any(end is None or end.iteration < 1 or end.holds_new_links or end.core.is_waiting for end in ends):
-            self.world.after(self.world.between(5, 20), lambda: self.link_appears(a, b))
+            self.world.after(self.world.between(5, 20), self.link_appears, a, b)
             return
         one, other = ends
         assert one is not None
@@ -146,16 +147,17 @@ class Job:
     def note(self, sender: Process, peer: int, note: Note) -> None:
         """To the process of `peer` that was there before the switch."""
         for target in reversed(self.processes):
-            if target.alive and target.global_rank == peer and target.generation < note.generation:
+            if not target.alive or target.global_rank != peer or target.generation >= note.generation:
+                continue
+            if target.is_holder or target.core.switch_generation == note.generation:
                 key = (id(sender), id(target))
                 if key not in self._notes:
-                    self._notes[key] = Pipe(
-                        self.world, lambda note: self._deliver(sender.global_rank, target, note), 0.2, 6
-                    )
-                self._notes[key].send(note)
+                    self._notes[key] = Pipe(self.world, self._deliver, 0.2, 6)
+                self._notes[key].send((sender.global_rank, target, note))
                 return
 
-    def _deliver(self, sender: int, target: Process, note: Note) -> None:
+    def _deliver(self, parcel: tuple[int, Process, Note]) -> None:
+        sender, target, note = parcel
         if target.alive:
             target.hear_note(sender, note)
 
@@ -180,9 +182,7 @@ class Job:
             word = "vetoed" if result.veto else "granted"
             self.world.say(f"vote of iteration {iteration}: g{result.cast} cast, {word}")
         for process, _, _ in ballot.values():
-            self.world.after(
-                self.world.between(0.2, 4), lambda process=process: process.vote_result(iteration, result)
-            )
+            self.world.after(self.world.between(0.2, 4), process.vote_result, iteration, result)
         self.faults.vote_closes(iteration)
 
     # -------------------------------------------------------------- ends
@@ -193,6 +193,9 @@ class Job:
 
     def left(self, lead: Process, report: Left) -> None:
         """The lead has decided LEAVE."""
+        if report.generation in self._left:
+            return
+        self._left.add(report.generation)
         moving = self.moving(report.generation)
         whole = [
             process.global_rank
@@ -225,14 +228,12 @@ class Job:
             if not other.alive:
                 continue
             delay_ms = self.world.between(1, 30)
-            self.world.after(delay_ms, lambda other=other: other.joiner_died(process.endpoint))
+            self.world.after(delay_ms, other.joiner_died, process.endpoint)
             if isinstance(process.core.half, Joiner) and process.core.half.state is not JoinerState.LIVE:
                 continue
-            self.world.after(
-                delay_ms, lambda other=other: other.alive and other.peer_lost(process.global_rank)
-            )
+            self.world.after(delay_ms, other.peer_lost, process.global_rank)
             if process.is_holder and exit_code != 0 and not isinstance(other.core.half, Joiner):
-                self.world.after(delay_ms, lambda other=other: other.member_lost(process.global_rank))
+                self.world.after(delay_ms, other.member_lost, process.global_rank)
 
     @property
     def is_over(self) -> bool:

@@ -47,6 +47,8 @@ class SimMachine:
 
     def boot(self) -> None:
         """The agent starts: a new incarnation, and no ranks."""
+        if self.is_up:
+            return
         self.incarnation += 1
         self.is_up = True
         self.core = AgentCore(
@@ -65,6 +67,9 @@ class SimMachine:
             return
         self.world.say(f"{self.machine_id} crashes")
         self.is_up = False
+        ledger = self.job.controller.ledger
+        if self.machine_id in ledger.table and not ledger.ended:
+            self.job.excuse = self.job.excuse or f"{self.machine_id} held a slot and crashed"
         self.incarnation_over()
         self.disconnect(tell=False)
 
@@ -137,7 +142,7 @@ class SimMachine:
                 process = self.processes.get(global_rank)
                 if process is not None:
                     delay_ms = GRACE_MS if gently else self.world.between(0.1, 5)
-                    self.world.after(delay_ms, lambda: process.end(-9, why))
+                    self.world.after(delay_ms, process.end, -9, why)
             case Hang():
                 self.disconnect()
 
@@ -146,19 +151,13 @@ class SimMachine:
             process = Process(self.job, self, rank, start.generation, start.slot_generations)
             self.processes[rank] = process
             self.job.processes.append(process)
-            incarnation = self.incarnation
-            self.world.after(
-                self.world.between(1, 20),
-                lambda process=process: process.start() if self.incarnation == incarnation else None,
-            )
+            self.world.after(self.world.between(1, 20), process.start)
 
     def rank_said(self, process: Process, report: RankReport) -> None:
         if self.is_up and self.processes.get(process.global_rank) is process:
             self.job.faults.rank_reports(process, report)
             if self.is_up:
-                self.feed(
-                    RankSaid(global_rank=process.global_rank, generation=process.generation, report=report)
-                )
+                self.feed(RankSaid(global_rank=process.global_rank, generation=process.generation, report=report))
 
     def process_ended(self, process: Process, exit_code: int, why: str) -> None:
         if self.is_up and self.processes.get(process.global_rank) is process:
@@ -168,5 +167,3 @@ class SimMachine:
                     global_rank=process.global_rank, generation=process.generation, exit_code=exit_code, why=why
                 )
             )
-
-

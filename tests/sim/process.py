@@ -14,7 +14,16 @@ from megatron.resilience.protocol.facts import Facts
 from megatron.resilience.protocol.invariants import Voter
 from megatron.resilience.protocol.joiner import Joiner, JoinerState
 from megatron.resilience.protocol.leaver import Leaver, LeaverState
-from megatron.resilience.protocol.messages import Built, Left, Measured, Note, Progress, RankCommand, RankReport, WorkerHello
+from megatron.resilience.protocol.messages import (
+    Built,
+    Left,
+    Measured,
+    Note,
+    Progress,
+    RankCommand,
+    RankReport,
+    WorkerHello,
+)
 from megatron.resilience.protocol.rank_core import RankCore
 from megatron.resilience.protocol.stayer import Stayer
 from megatron.resilience.protocol.switch import (
@@ -80,7 +89,9 @@ class Loop(enum.Enum):
 class Process:
     """See the module. `generation` is the one in which it was started."""
 
-    def __init__(self, job: Job, machine: SimMachine, global_rank: int, generation: int, slots: tuple[int, ...]) -> None:
+    def __init__(
+        self, job: Job, machine: SimMachine, global_rank: int, generation: int, slots: tuple[int, ...]
+    ) -> None:
         self.job, self.world, self.machine = job, job.world, machine
         self.global_rank, self.generation = global_rank, generation
         self.core = RankCore(global_rank, generation=generation if generation > 1 else None)
@@ -115,6 +126,8 @@ class Process:
     # -------------------------------------------------------------- beginning
 
     def start(self) -> None:
+        if not self.alive:
+            return
         self.report(WorkerHello(generation=self.generation, endpoint=self.endpoint, facts=self.facts))
         self.world.after(self.world.between(5, 60), self._built)
 
@@ -126,13 +139,16 @@ class Process:
         if self.generation > 1:
             self.feed(BuildFinished(endpoint=self.endpoint, facts=self.facts, memory_bytes=memory))
             return
-        self.report(
-            Built(generation=self.generation, endpoint=self.endpoint, facts=self.facts, memory_bytes=memory)
-        )
+        self.report(Built(generation=self.generation, endpoint=self.endpoint, facts=self.facts, memory_bytes=memory))
         self._try_begin()
 
     def _try_begin(self) -> None:
-        if self.loop is Loop.STARTING and self.generation == 1 and self.is_built and len(self.directory) == self.job.size:
+        if (
+            self.loop is Loop.STARTING
+            and self.generation == 1
+            and self.is_built
+            and len(self.directory) == self.job.size
+        ):
             for peer in self.job.peers_of(self.global_rank):
                 self.feed(LinkAppeared(peer=peer))
             self._top(1)
@@ -162,7 +178,7 @@ class Process:
         self.feed(VoteOpened(iteration=self.iteration, obstacles=obstacles, exits=exits))
         self._vote += 1
         vote = self._vote
-        self.world.after(COLLECTIVE_LIMIT_MS, lambda: self._vote_too_long(vote))
+        self.world.after(COLLECTIVE_LIMIT_MS, self._vote_too_long, vote)
 
     def _vote_too_long(self, vote: int) -> None:
         if self.alive and self.loop is Loop.VOTING and self._vote == vote:
@@ -188,14 +204,12 @@ class Process:
             self.granted = result.cast
             invariants.check_one_boundary(result.cast, self.global_rank, iteration + 1, self.job.boundaries)
         self.loop = Loop.COMPUTING
-        self.world.after(self.world.between(0, 6), lambda: self._top(iteration + 1))
+        self.world.after(self.world.between(0, 6), self._top, iteration + 1)
 
     def _measure(self, iteration: int) -> None:
         generation, self.granted = self.granted, 0
         self.report(
-            Measured(
-                generation=generation, boundary=iteration, downtime_ms=1.0, lost_ms=1.0, median_iteration_ms=10.0
-            )
+            Measured(generation=generation, boundary=iteration, downtime_ms=1.0, lost_ms=1.0, median_iteration_ms=10.0)
         )
 
     # -------------------------------------------------------------- the shell round the core
@@ -245,7 +259,7 @@ class Process:
                 job.vote(self, voter, contribution)
             case PrepareLinks(generation=generation, joiners=joiners):
                 self.prepared[generation] = joiners
-                world.after(world.between(1, 12), lambda: self._dialled(generation, joiners))
+                world.after(world.between(1, 12), self._dialled, generation, joiners)
             case CommitLinks(generation=generation, joiners=joiners):
                 job.verdict(self, generation, leave=True)
                 for peer in joiners:
@@ -256,13 +270,13 @@ class Process:
                     job.verdict(self, generation, leave=False)
                 self.prepared.pop(generation, None)
             case ListenForTransfer(generation=generation):
-                world.after(world.between(0.5, 4), lambda: self._listens(generation))
+                world.after(world.between(0.5, 4), self._listens, generation)
             case HoldNewLinks(hold=hold):
                 self.holds_new_links = hold
             case StartWait(generation=generation, wait=wait):
                 self._wait += 1
                 token = self._wait
-                world.after(LIMITS_MS[wait], lambda: self._waited(token, generation))
+                world.after(LIMITS_MS[wait], self._waited, token, generation)
             case SendState(generation=generation):
                 job.transfers.gives(self, generation)
             case FetchState(generation=generation, address=address):
@@ -287,6 +301,8 @@ class Process:
             self.view[move] = generation
         self.granted = generation
         self.iteration, self.loop = self.state, Loop.AT_BOUNDARY
+        for peer in self.job.peers_of(self.global_rank):
+            self.feed(LinkAppeared(peer=peer))
 
     def _listens(self, generation: int) -> None:
         self.job.transfers.listens(self, generation)
@@ -336,7 +352,7 @@ class Process:
         self.job.ending(self, exit_code, why)
         self.alive = False
         self.from_machine.cut()
-        self.world.after(self.world.between(0.2, 3), lambda: self.machine.process_ended(self, exit_code, why))
+        self.world.after(self.world.between(0.2, 3), self.machine.process_ended, self, exit_code, why)
         self.job.ended(self, exit_code)
 
     def describe(self) -> str:
@@ -357,7 +373,7 @@ def _short(message: object) -> str:
     """A message on one line, without what is long or said by the rest."""
     if isinstance(message, WorkerHello | Built):
         return f"{type(message).__name__}(g{message.generation})"
-    fields = []
+    fields: list[str] = []
     for name in getattr(message, "__struct_fields__", ()):
         value = getattr(message, name)
         if name == "generation":

@@ -56,7 +56,7 @@ class Transfers:
         if not transfer.gives or transfer.taker is None or transfer.under_way or transfer.is_cut:
             return
         transfer.under_way = True
-        self.world.after(self.world.between(2, 30), lambda: self._arrive(transfer, transfer.taker))
+        self.world.after(self.world.between(2, 30), self._arrive, transfer, transfer.taker)
 
     def _arrive(self, transfer: Transfer, taker: Process | None) -> None:
         if taker is None or transfer.is_cut or not taker.alive or not transfer.giver.alive or transfer.closed:
@@ -99,10 +99,8 @@ class Transfers:
         why = "the transfer's connection is lost"
         for process in (transfer.giver, transfer.taker):
             if process is not None:
-                self.world.after(
-                    self.world.between(0.2, 8),
-                    lambda process=process: self._notice(process, TransferFailed(generation=generation, why=why)),
-                )
+                event = TransferFailed(generation=generation, why=why)
+                self.world.after(self.world.between(0.2, 8), self._notice, process, event)
 
     def _notice(self, process: Process, event: TransferFailed) -> None:
         if process.alive and process.core.switch_generation == event.generation:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-Deed = Callable[[], None]
+Deed = Callable[..., object]
 
 
 class Stuck(Exception):  # noqa: N818 - what was found
@@ -26,13 +26,13 @@ class World:
         self.now_ms = 0.0
         self.steps = 0
         self.transcript: list[str] | None = None
-        self._queue: list[tuple[float, int, Deed]] = []
+        self._queue: list[tuple[float, int, Deed, tuple[object, ...]]] = []
         self._number = 0
 
-    def after(self, delay_ms: float, deed: Deed) -> None:
+    def after(self, delay_ms: float, deed: Deed, *arguments: object) -> None:
         """Does `deed` after a delay."""
         self._number += 1
-        heapq.heappush(self._queue, (self.now_ms + delay_ms, self._number, deed))
+        heapq.heappush(self._queue, (self.now_ms + delay_ms, self._number, deed, arguments))
 
     def between(self, low_ms: float, high_ms: float) -> float:
         return self.chance.uniform(low_ms, high_ms)
@@ -42,12 +42,12 @@ class World:
         while not until():
             if not self._queue:
                 raise Stuck(f"at {self.now_ms:.0f} ms nothing will ever happen again")
-            when_ms, _, deed = heapq.heappop(self._queue)
+            when_ms, _, deed, arguments = heapq.heappop(self._queue)
             if when_ms > limit_ms:
                 raise Stuck(f"undecided after {limit_ms:.0f} ms")
             self.now_ms = when_ms
             self.steps += 1
-            deed()
+            deed(*arguments)
 
     def say(self, line: str) -> None:
         """A line of the transcript, if one is kept."""
@@ -70,7 +70,7 @@ class Pipe:
             return
         arrival_ms = max(self._last_ms, self.world.now_ms + self.world.between(self.low_ms, self.high_ms))
         self._last_ms = arrival_ms
-        self.world.after(arrival_ms - self.world.now_ms, lambda: self._arrive(message))
+        self.world.after(arrival_ms - self.world.now_ms, self._arrive, message)
 
     def _arrive(self, message: Any) -> None:
         if self.is_open:

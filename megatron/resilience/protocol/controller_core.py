@@ -114,7 +114,8 @@ class ControllerCore:
         if len(free) < desk.spec.slots:
             return
         chosen = sorted((machine.machine_id for machine in free), key=natural)[: desk.spec.slots]
-        desk.journal(JobStarted(time_ms=desk.now_ms, machines=tuple(chosen)))
+        incarnations = tuple(desk.members.machines[machine_id].incarnation for machine_id in chosen)
+        desk.journal(JobStarted(time_ms=desk.now_ms, machines=tuple(chosen), incarnations=incarnations))
         for slot, machine_id in enumerate(chosen):
             desk.send(machine_id, self._start(slot))
 
@@ -181,37 +182,37 @@ class ControllerCore:
         desk = self.desk
         before = desk.members.get(hello.machine_id)
         old_connection = before.connection if before else None
-        machine, news = desk.members.attach(connection, hello, desk.now_ms)
+        machine, refused = desk.members.attach(connection, hello, desk.now_ms)
         if hello.term_seen > desk.term:
-            news = f"found term {desk.term}, the agent has seen {hello.term_seen}: a newer controller runs"
+            refused = f"found term {desk.term}, the agent has seen {hello.term_seen}: a newer controller runs"
             desk.members.lose(connection, desk.now_ms)
             machine = None
         if machine is None:
-            refusal = Rejected(term=desk.term, why=news)
+            refusal = Rejected(term=desk.term, why=refused)
             desk.actions.append(Send(connection=connection, machine_id=hello.machine_id, message=refusal))
-            desk.actions.append(Close(connection=connection, why=news))
+            desk.actions.append(Close(connection=connection, why=refused))
             return
         if old_connection is not None and old_connection != connection:
             desk.actions.append(Close(connection=old_connection, why="the agent has a newer connection"))
         desk.send(machine.machine_id, Welcome(term=desk.term, job=desk.spec.job))
-        if news == "restarted" and not desk.ledger.ended:
-            self._restart_of(machine)
+        if not desk.ledger.ended:
+            self._fence(machine)
         if desk.ledger.ended:
             desk.send(machine.machine_id, StopJob(term=desk.term, why=desk.ledger.ended_why))
             return
         self._tell_again(machine)
 
-    def _restart_of(self, machine: Machine) -> None:
-        """Its agent was started anew, so whatever ran there is gone."""
+    def _fence(self, machine: Machine) -> None:
+        """Another start of its agent than the one that was given ranks: whatever ran there is gone (rule R8)."""
         why = f"machine {machine.machine_id} has started anew, its ranks are gone"
-        drive = self.commands.drive
-        slot = self.desk.ledger.slot_of(machine.machine_id)
-        if drive is not None and any(move.joiner == machine.machine_id for move in drive.moves):
-            drive.joiner_gone(machine.machine_id, why)
-        elif slot is not None and not machine.ranks:
+        drive, ledger = self.commands.drive, self.desk.ledger
+        slot = ledger.slot_of(machine.machine_id)
+        if slot is not None and ledger.incarnations[slot] != machine.incarnation:
             self.fail_job(why)
-        else:
-            machine.idle_since_ms = self.desk.now_ms
+        if drive is not None and any(
+            move.joiner == machine.machine_id and move.incarnation != machine.incarnation for move in drive.moves
+        ):
+            drive.joiner_gone(machine.machine_id, why)
 
     def _tell_again(self, machine: Machine) -> None:
         """All that a machine which attaches must know; everything may be heard twice."""

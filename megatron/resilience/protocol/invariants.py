@@ -27,7 +27,9 @@ class Voter:
     """In which its slot last changed hands, as it knows itself."""
 
 
-def check_one_holder(voter: Voter, voters: Mapping[tuple[int, int], Voter], holders: dict[tuple[int, int], str]) -> None:
+def check_one_holder(
+    voter: Voter, voters: Mapping[tuple[int, int], Voter], holders: dict[tuple[int, int], str]
+) -> None:
     """A rank runs an iteration once, and in one generation on one machine.
 
     `voters`: (iteration, global rank) -> who voted already; `holders`: (global rank, generation) -> machine, kept here.
@@ -53,7 +55,9 @@ def check_same_verdict(generation: int, global_rank: int, leave: bool, verdicts:
     """All hear one verdict. `verdicts` is kept here."""
     agreed = verdicts.setdefault(generation, leave)
     if agreed is not leave:
-        raise InvariantViolation(f"global rank {global_rank}: LEAVE={leave} in generation {generation}, others {agreed}")
+        raise InvariantViolation(
+            f"global rank {global_rank}: LEAVE={leave} in generation {generation}, others {agreed}"
+        )
 
 
 def check_link(a: Voter, b: Voter, a_knows: int, b_knows: int) -> None:

@@ -30,6 +30,8 @@ class Move(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     slot: int
     leaver: str
     joiner: str
+    incarnation: int
+    """Of the joiner's agent: after another start of it, the joiner's ranks are gone (rule R8)."""
     reason: str
     """Why this joiner."""
 
@@ -38,6 +40,7 @@ class JobStarted(Entry, frozen=True, kw_only=True):
     """Generation 1: who holds which slot at first."""
 
     machines: tuple[str, ...]
+    incarnations: tuple[int, ...]
 
 
 class JobRunning(Entry, frozen=True, kw_only=True):
@@ -204,6 +207,8 @@ class Ledger:
     ended_why: str = ""
     table: list[str] = field(default_factory=list)
     """Slot -> machine that holds it."""
+    incarnations: list[int] = field(default_factory=list)
+    """Slot -> incarnation of that machine's agent under which its ranks were started."""
     slot_generations: list[int] = field(default_factory=list)
     generation: int = 0
     """The newest ever used."""
@@ -231,8 +236,9 @@ class Ledger:
     def apply(self, entry: AnyEntry) -> None:
         """Changes the state as `entry` says. Raises JournalError if it cannot follow those before it."""
         match entry:
-            case JobStarted(machines=machines):
-                self._expect(not self.started, entry)
+            case JobStarted(machines=machines, incarnations=incarnations):
+                self._expect(not self.started and len(machines) == len(incarnations), entry)
+                self.incarnations = list(incarnations)
                 self.started, self.table, self.generation = True, list(machines), 1
                 self.slot_generations = [1] * len(machines)
             case JobRunning(facts=facts, slot_memory_bytes=memory):
@@ -293,6 +299,7 @@ class Ledger:
                 self.boundaries[switch.generation] = boundary
                 for move in switch.moves:
                     self.table[move.slot], self.slot_generations[move.slot] = move.joiner, switch.generation
+                    self.incarnations[move.slot] = move.incarnation
             case SwitchDone():
                 self._expect(switch.left and not switch.done, entry)
                 switch.done, self.over = True, switch.generation

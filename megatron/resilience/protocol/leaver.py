@@ -22,18 +22,8 @@ UNREADY      GO        UNREADY      it went out before the break was heard of
 UNREADY      ABORT     OVER
 UNREADY      WITHDRAW  OVER
 UNREADY      BROKE     UNREADY
-CASTING      REPEAT    CASTING
-CASTING      GO        CASTING
-CASTING      WITHDRAW  WITHDRAWING  answered when the vote is over
 CASTING      VETO      ARMED        cast again
 CASTING      GRANT     GRANTED
-CASTING      BROKE     CASTING
-WITHDRAWING  REPEAT    WITHDRAWING
-WITHDRAWING  GO        WITHDRAWING
-WITHDRAWING  WITHDRAW  WITHDRAWING
-WITHDRAWING  VETO      OVER
-WITHDRAWING  GRANT     GRANTED
-WITHDRAWING  BROKE     WITHDRAWING
 GRANTED      REPEAT    GRANTED
 GRANTED      GO        GRANTED
 GRANTED      WITHDRAW  GRANTED      too late: answered with Cast
@@ -59,7 +49,8 @@ LEFT         LOST      LEFT
 LEFT         LATE      LEFT
 LEFT         RELEASE   ENDED        process and state are kept until here
 
-LISTENING and UNREADY veto, so GRANT is impossible there. OVER: the rank is a stayer again, as if nothing had been.
+LISTENING and UNREADY veto, and nothing moves a rank between its vote and the result (`rank_core`), so GRANT is
+impossible there. OVER: the rank is a stayer again, as if nothing had been.
 """
 
 from __future__ import annotations
@@ -117,7 +108,6 @@ class LeaverState(enum.Enum):
     UNREADY = "unready"
     ARMED = "armed"
     CASTING = "casting"
-    WITHDRAWING = "withdrawing"
     GRANTED = "granted"
     SENDING = "sending"
     ACKED = "acked"
@@ -141,10 +131,7 @@ TRANSITIONS: dict[tuple[LeaverState, Trigger], LeaverState] = {
     **_rows(_S.READY, GRANT=_S.GRANTED),
     **_rows(_S.ARMED, REPEAT=_S.ARMED, GO=_S.ARMED, OPEN=_S.CASTING, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
     **_rows(_S.UNREADY, REPEAT=_S.LISTENING, GO=_S.UNREADY, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
-    **_rows(_S.CASTING, REPEAT=_S.CASTING, GO=_S.CASTING, WITHDRAW=_S.WITHDRAWING, VETO=_S.ARMED, GRANT=_S.GRANTED),
-    **_rows(_S.CASTING, BROKE=_S.CASTING),
-    **_rows(_S.WITHDRAWING, REPEAT=_S.WITHDRAWING, GO=_S.WITHDRAWING, WITHDRAW=_S.WITHDRAWING, BROKE=_S.WITHDRAWING),
-    **_rows(_S.WITHDRAWING, VETO=_S.OVER, GRANT=_S.GRANTED),
+    **_rows(_S.CASTING, VETO=_S.ARMED, GRANT=_S.GRANTED),
     **_rows(_S.GRANTED, REPEAT=_S.GRANTED, GO=_S.GRANTED, WITHDRAW=_S.GRANTED, BROKE=_S.GRANTED, BOUNDARY=_S.SENDING),
     **_rows(_S.SENDING, ACKED=_S.ACKED, BROKE=_S.STRANDED, STAY=_S.OVER, LOST=_S.FAILED, LATE=_S.FAILED),
     **_rows(_S.ACKED, BROKE=_S.STRANDED, LEAVE=_S.LEFT, STAY=_S.OVER, LOST=_S.FAILED, LATE=_S.FAILED),
@@ -201,14 +188,14 @@ def obstacles(half: Leaver) -> tuple[str, ...]:
     if half.state is _S.UNREADY:
         return (f"generation {half.generation}: {half.failed}",)
     unplanned = sorted(half.linked - half.planned)
-    if unplanned and half.state in (_S.READY, _S.ARMED, _S.CASTING, _S.WITHDRAWING):
+    if unplanned and half.state in (_S.READY, _S.ARMED, _S.CASTING):
         return (f"generation {half.generation}: live links to global ranks {unplanned}, which are not prepared",)
     return ()
 
 
 def casts(half: Leaver) -> int:
     """The generation that goes into the vote, or 0: only the lead casts, and only after GO (rule P3)."""
-    return half.generation if half.is_lead and half.state in (_S.CASTING, _S.WITHDRAWING) else 0
+    return half.generation if half.is_lead and half.state is _S.CASTING else 0
 
 
 def may_leave(half: Leaver) -> bool:
@@ -266,7 +253,7 @@ def go(half: Leaver) -> Step:
 
 
 def withdraw(half: Leaver) -> Step:
-    """Rule P3: what the lead has not cast it gives up; what is in the vote is answered after it."""
+    """Rule P3: what the lead has not cast it gives up; what has been granted takes its course."""
     after = _move(half, _T.WITHDRAW)
     if after.state is _S.OVER:
         return after, [CloseTransfer(generation=half.generation), Report(report=Withdrawn(generation=half.generation))]
@@ -291,16 +278,11 @@ def vote_opens(half: Leaver) -> Leaver:
 
 
 def vote_closes(half: Leaver, *, granted: bool, boundary: int) -> Step:
-    """Granted: every rank knows. Not granted: the lead casts again, or withdraws as it was asked to."""
+    """Granted: every rank knows. Not granted: the lead casts again at the next vote."""
     if granted:
         after = replace(_move(half, _T.GRANT), boundary=boundary)
         return after, standing(after) if half.is_lead else []
-    if half.state not in (_S.CASTING, _S.WITHDRAWING):
-        return half, []
-    after = _move(half, _T.VETO)
-    if after.state is _S.ARMED:
-        return after, []
-    return after, [CloseTransfer(generation=half.generation), Report(report=Withdrawn(generation=half.generation))]
+    return (_move(half, _T.VETO) if half.state is _S.CASTING else half), []
 
 
 def release(half: Leaver) -> Step:
@@ -320,7 +302,7 @@ def standing(half: Leaver) -> list[RankAction]:
     where: list[RankAction] = [
         Report(report=Ready(generation=generation, linked=tuple(sorted(half.planned)), transfer=half.transfer))
     ]
-    if half.state in (_S.ARMED, _S.CASTING, _S.WITHDRAWING):
+    if half.state in (_S.ARMED, _S.CASTING):
         where = [Report(report=Armed(generation=generation))]
     more = [Report(report=MoreLinks(generation=generation, linked=tuple(sorted(half.linked))))]
     return [*where, *more] if half.linked - half.planned and half.boundary < 0 else where
@@ -335,7 +317,7 @@ def _see_link(half: Leaver, peer: int) -> Step:
     if peer in half.leavers or peer in half.linked:
         return half, []
     after = replace(half, linked=half.linked | {peer})
-    tells = half.state in (_S.READY, _S.ARMED, _S.CASTING, _S.WITHDRAWING)
+    tells = half.state in (_S.READY, _S.ARMED, _S.CASTING)
     more = MoreLinks(generation=half.generation, linked=tuple(sorted(after.linked)))
     return after, [Report(report=more)] if tells else []
 

@@ -42,10 +42,7 @@ class Membership:
     machines: dict[str, Machine] = field(default_factory=dict)
 
     def attach(self, connection: int, hello: AgentHello, time_ms: float) -> tuple[Machine | None, str]:
-        """Takes a hello: (the machine, what is new about it) or (None, why it is turned away).
-
-        What is new: `first`, `again` (same start of the agent), or `restarted`, after which all its ranks are gone.
-        """
+        """Takes a hello: (the machine, "") or (None, why it is turned away)."""
         known = self.machines.get(hello.machine_id)
         if known is not None and hello.incarnation < known.incarnation:
             return None, (
@@ -53,13 +50,14 @@ class Membership:
                 f"{known.incarnation}: a newer agent runs there, end this one"
             )
         if known is None:
-            known, news = self._add(connection, hello, time_ms), "first"
+            known = self._add(connection, hello, time_ms)
         else:
-            news = "again" if known.incarnation == hello.incarnation else "restarted"
+            if known.incarnation != hello.incarnation:
+                known.idle_since_ms = time_ms
             known.incarnation, known.connection = hello.incarnation, connection
             known.capacity, known.facts = hello.capacity, hello.facts
         known.ranks = {held.global_rank: held.generation for held in hello.ranks}
-        return known, news
+        return known, ""
 
     def _add(self, connection: int, hello: AgentHello, time_ms: float) -> Machine:
         machine = Machine(

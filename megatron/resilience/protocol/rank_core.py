@@ -51,10 +51,7 @@ from megatron.resilience.protocol.switch import (
 )
 from megatron.resilience.protocol.vote import Decision, boundary_of, contribution, decide
 
-DEFERRED_MAX = 64
-"""Commands that may wait while a rank stands at a boundary."""
-
-_BOUND = (StayerState.GRANTED, LeaverState.GRANTED, LeaverState.CASTING, LeaverState.WITHDRAWING)
+_BOUND = (StayerState.GRANTED, LeaverState.GRANTED)
 
 Half = Stayer | Leaver | Joiner
 
@@ -73,7 +70,12 @@ class RankCore:
         """How generation `floor` ended here, for who asks again."""
         self.links: frozenset[int] = frozenset()
         """Peers that it has live links to."""
-        self._deferred: deque[SwitchCommand] = deque(maxlen=DEFERRED_MAX)
+        self._votes = False
+        """It has voted and does not know the result: what it said binds it, so what comes meanwhile waits."""
+        self._waiting: deque[RankEvent] = deque()
+        """Of the vote. Bounded, as nothing is in it twice."""
+        self._deferred: deque[SwitchCommand] = deque()
+        """Commands of later generations, until the present switch has come to its end. Bounded alike."""
 
     @property
     def is_waiting(self) -> bool:
@@ -94,13 +96,25 @@ class RankCore:
 
     def step(self, event: RankEvent) -> list[RankAction]:
         """Takes one event; returns what to do, in order. Raises ImpossibleTransition for what cannot be."""
+        if isinstance(event, VoteClosed):
+            self._votes = False
+            actions = self._close_vote(event)
+            while self._waiting:
+                actions += self._take(self._waiting.popleft())
+            return actions
+        if self._votes and not (isinstance(event, CommandCame) and isinstance(event.command, Directory | LeaveJob)):
+            if event not in self._waiting:
+                self._waiting.append(event)
+            return []
+        return self._take(event)
+
+    def _take(self, event: RankEvent) -> list[RankAction]:
         match event:
             case CommandCame(command=command):
                 actions = self._obey(command)
             case VoteOpened():
+                self._votes = True
                 actions = self._open_vote(event)
-            case VoteClosed():
-                actions = self._close_vote(event)
             case LinkAppeared(peer=peer):
                 self.links |= {peer}
                 actions = self._feed(event)
@@ -108,6 +122,8 @@ class RankCore:
                 actions = self._feed(event)
             case NoteCame():
                 actions = self._feed(event) if event.note.generation == self.half.generation else []
+            case VoteClosed():
+                raise AssertionError("step() takes it")
             case _:
                 actions = self._feed(event) if event.generation == self.half.generation else []
         return actions + self._take_up_deferred()
@@ -180,7 +196,8 @@ class RankCore:
     def _obey_in_switch(self, command: SwitchCommand) -> list[RankAction]:
         mine = self.half.generation
         if command.generation > max(mine, self.floor) and self._is_bound():
-            self._deferred.append(command)
+            if command not in self._deferred:
+                self._deferred.append(command)
             return []
         match self.half:
             case Joiner():
@@ -189,7 +206,7 @@ class RankCore:
                 return self._obey_as_leaver(self.half, command)
             case Stayer() if command.generation == mine:
                 return self._obey_as_stayer(self.half, command)
-        if command.generation > self.floor:
+        if command.generation > max(mine, self.floor):
             return self._begin(command)
         return self._answer_old(command)
 

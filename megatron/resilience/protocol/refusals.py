@@ -79,7 +79,16 @@ def choose(command: Command, ledger: Ledger, members: Membership, slot_need: Nee
         )
         if placement.machine_id is None:
             return Choice(why=f"no elastic machine is free for slot {slot}: {placement.reason}")
-        moves.append(Move(slot=slot, leaver=leaver, joiner=placement.machine_id, reason=placement.reason))
+        chosen = members.machines[placement.machine_id]
+        moves.append(
+            Move(
+                slot=slot,
+                leaver=leaver,
+                joiner=chosen.machine_id,
+                incarnation=chosen.incarnation,
+                reason=placement.reason,
+            )
+        )
     return Choice(moves=tuple(moves))
 
 

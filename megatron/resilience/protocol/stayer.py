@@ -29,7 +29,8 @@ AWAITING   STAY      FAR        drop what was prepared
 AWAITING   LOST      FAILED     a leaver is gone without a verdict
 AWAITING   LATE      FAILED
 
-PREPARING and UNREADY veto, so GRANT is impossible there.
+PREPARING and UNREADY veto, and nothing moves a rank between its vote and the result (`rank_core`), so GRANT is
+impossible there.
 """
 
 from __future__ import annotations
