@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.sim.job import Job
     from tests.sim.machine import SimMachine
 
-TICK_MS = 25.0
+TICK_MS = 40.0
 LIMITS = Limits(
     build_ms=2_000.0,
     prepare_ms=1_500.0,
@@ -128,10 +128,10 @@ class SimController:
     def feed(self, event: ControllerEvent) -> None:
         if not self.is_up:
             return
+        term = self.term
         for action in self.core.step(event):
-            self._act(action)
-            if not self.is_up:
-                return
+            if self.is_up and self.term == term:  # it may have died at a journal entry
+                self._act(action)
 
     def _act(self, action: ControllerAction) -> None:
         match action:

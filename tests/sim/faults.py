@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from tests.sim.process import Process
 
 
+_KINDS = ("controller", "cut", "partition", "crash", "transfer", "kill", "link", "user")
+_ODDS = (3, 4, 3, 2, 4, 2, 3, 1)
+
+
 class NoFaults:
     """Nothing goes wrong."""
 
@@ -118,7 +122,7 @@ class RandomFaults(Faults):
         """One fault at a moment in time."""
         job, chance = self.job, self.job.world.chance
         machine = job.machines[chance.choice(sorted(job.machines))]
-        what = chance.choices(("controller", "cut", "partition", "crash", "transfer", "kill"), (3, 4, 3, 2, 4, 2))[0]
+        what = chance.choices(_KINDS, _ODDS)[0]
         if what == "controller":
             job.controller.crash()
         elif what == "cut":
@@ -127,6 +131,10 @@ class RandomFaults(Faults):
             machine.partition(chance.uniform(20, 1_500))
         elif what == "transfer":
             self._cut_transfer()
+        elif what == "link":
+            any(process.alive and process.prepared_link_breaks() for process in job.processes)
+        elif what == "user":
+            self._ask_twice()
         elif what == "crash" and all(self._may_die(process) for process in machine.processes.values()):
             self._crash(machine.machine_id)
         elif what == "kill":
@@ -134,6 +142,13 @@ class RandomFaults(Faults):
                 if process.alive and self._may_die(process):
                     self._kill(process)
                     return
+
+    def _ask_twice(self) -> None:
+        """The same command again, from another client, or from one that lost its connection."""
+        asked = list(self.job.users.asked.values())
+        if asked:
+            again = self.job.world.chance.choice(asked).migrate
+            self.job.users.migrate(*again.leavers, to=again.to, command_id=again.command_id)
 
     def _cut_transfer(self) -> None:
         live = [transfer for transfer in self.job.transfers.known.values() if not transfer.is_cut and transfer.taker]

@@ -62,6 +62,7 @@ class Job:
         self.excuse = ""
         """Why the job may fail: it lost what only recovery could give back."""
         self.failed = ""
+        self.crashed: set[str] = set()
         self.boundaries: dict[int, int] = {}
         self.verdicts: dict[int, bool] = {}
         self.iterations_done = 0

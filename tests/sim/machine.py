@@ -67,6 +67,7 @@ class SimMachine:
             return
         self.world.say(f"{self.machine_id} crashes")
         self.is_up = False
+        self.job.crashed.add(self.machine_id)
         ledger = self.job.controller.ledger
         if self.machine_id in ledger.table and not ledger.ended:
             self.job.excuse = self.job.excuse or f"{self.machine_id} held a slot and crashed"

@@ -167,7 +167,7 @@ class Process:
         if not self.alive or self.loop is not Loop.AT_BOUNDARY or self.core.is_waiting or not self.core.is_member:
             return
         self.loop = Loop.COMPUTING
-        self.world.after(self.world.between(4, 15), self._vote_now)
+        self.world.after(self.world.between(15, 40), self._vote_now)
 
     def _vote_now(self) -> None:
         if not self.alive or self.loop is not Loop.COMPUTING:
@@ -188,8 +188,6 @@ class Process:
         if not self.alive or self.loop is not Loop.VOTING or iteration != self.iteration:
             return
         self.feed(VoteClosed(iteration=iteration, result=result))
-        if not self.alive:
-            return
         decision = decide(result)
         self.state = iteration + 1
         if iteration % 10 == 0 and self.global_rank == 0:
@@ -204,7 +202,7 @@ class Process:
             self.granted = result.cast
             invariants.check_one_boundary(result.cast, self.global_rank, iteration + 1, self.job.boundaries)
         self.loop = Loop.COMPUTING
-        self.world.after(self.world.between(0, 6), self._top, iteration + 1)
+        self.world.after(self.world.between(0, 8), self._top, iteration + 1)
 
     def _measure(self, iteration: int) -> None:
         generation, self.granted = self.granted, 0
@@ -327,6 +325,14 @@ class Process:
     def link_appears(self, peer: int, generation: int) -> None:
         self.view[peer] = generation
         self.feed(LinkAppeared(peer=peer))
+
+    def prepared_link_breaks(self) -> bool:
+        """One of its prepared links breaks, if it has any."""
+        for generation in sorted(self.prepared):
+            self.world.say(f"a prepared link of {self.name} breaks")
+            self.feed(LinkBroke(generation=generation, why="a prepared link broke"))
+            return True
+        return False
 
     def joiner_died(self, endpoint: str) -> None:
         """A prepared link to `endpoint` breaks."""

@@ -10,6 +10,7 @@ from megatron.resilience.protocol.journal import (
     Command,
     CommandEnded,
     CommandTaken,
+    Ledger,
     LedgerSwitch,
     SwitchBegun,
     SwitchMeasured,
@@ -30,7 +31,13 @@ from megatron.resilience.protocol.messages import (
 )
 from megatron.resilience.protocol.placement import natural
 from megatron.resilience.protocol.refusals import choose, need, why_not
-from megatron.resilience.protocol.switch_drive import UNDECIDED, Phase, SwitchDrive
+from megatron.resilience.protocol.switch_drive import UNDECIDED, SwitchDrive
+from megatron.resilience.protocol.switch_sends import Phase
+
+
+def next_generation(ledger: Ledger) -> int:
+    """Rule P1: above every one that was ever used, also for what came to nothing."""
+    return ledger.generation + 1
 
 
 class Commands:
@@ -122,7 +129,7 @@ class Commands:
             return
         entry = SwitchBegun(
             time_ms=desk.now_ms,
-            generation=ledger.generation + 1,
+            generation=next_generation(ledger),
             command_id=command.command_id,
             moves=choice.moves,
         )
@@ -174,7 +181,7 @@ class Commands:
         """The job is over: nothing begins any more, and what was under way has come to nothing unless it had left."""
         drive = self.drive
         if drive is not None and drive.phase in UNDECIDED:
-            drive.conclude(why)
+            drive.conclude("ended", why)
             self.drive = None
         for command in list(self.desk.ledger.queue):
             self._end(command.command_id, ok=False, text=why)

@@ -47,7 +47,7 @@ from megatron.resilience.protocol.messages import (
     WorkerHello,
 )
 from megatron.resilience.protocol.placement import natural
-from megatron.resilience.protocol.switch_drive import Phase, tell_table
+from megatron.resilience.protocol.switch_sends import Phase, tell_table
 
 
 class Standing(enum.Enum):

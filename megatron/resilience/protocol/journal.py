@@ -237,21 +237,21 @@ class Ledger:
         """Changes the state as `entry` says. Raises JournalError if it cannot follow those before it."""
         match entry:
             case JobStarted(machines=machines, incarnations=incarnations):
-                self._expect(not self.started and len(machines) == len(incarnations), entry)
+                self.expect(not self.started and len(machines) == len(incarnations), entry)
                 self.incarnations = list(incarnations)
                 self.started, self.table, self.generation = True, list(machines), 1
                 self.slot_generations = [1] * len(machines)
             case JobRunning(facts=facts, slot_memory_bytes=memory):
-                self._expect(self.started and not self.running, entry)
+                self.expect(self.started and not self.running, entry)
                 self.running, self.facts, self.slot_memory_bytes = True, facts, memory
             case JobEnded(ok=ok, why=why):
-                self._expect(not self.ended, entry)
+                self.expect(not self.ended, entry)
                 self.ended, self.ended_ok, self.ended_why = True, ok, why
             case CommandTaken(command_id=command_id, leavers=leavers, to=to):
-                self._expect(self.command(command_id) is None and command_id not in self.answers, entry)
+                self.expect(self.command(command_id) is None and command_id not in self.answers, entry)
                 self.queue.append(Command(command_id=command_id, leavers=leavers, to=to))
             case CommandEnded(command_id=command_id):
-                self._expect(self.command(command_id) is not None, entry)
+                self.expect(self.command(command_id) is not None, entry)
                 self.queue = [command for command in self.queue if command.command_id != command_id]
                 self.answers[command_id] = entry
             case SwitchBegun():
@@ -260,7 +260,7 @@ class Ledger:
                 self._advance(entry)
 
     def _begin(self, entry: SwitchBegun) -> None:
-        self._expect(self.switch is None and entry.generation > self.generation, entry)
+        self.expect(self.switch is None and entry.generation > self.generation, entry)
         self.generation = entry.generation
         self.switch = LedgerSwitch(
             generation=entry.generation,
@@ -283,17 +283,17 @@ class Ledger:
             case SwitchPhase(phase=phase):
                 switch.marks.append((phase, entry.time_ms))
             case SwitchGo():
-                self._expect(not switch.went, entry)
+                self.expect(not switch.went, entry)
                 switch.went = True
                 switch.marks.append(("wait for boundary", entry.time_ms))
             case SwitchWithdraw(why=why, blamed=blamed):
-                self._expect(switch.went and not switch.left, entry)
+                self.expect(switch.went and not switch.left, entry)
                 switch.withdrawing, switch.blamed = why, switch.blamed | set(blamed)
             case SwitchAborted():
-                self._expect(not switch.left, entry)
+                self.expect(not switch.left, entry)
                 self._abort(entry, switch)
             case SwitchLeft(boundary=boundary):
-                self._expect(switch.went and not switch.left, entry)
+                self.expect(switch.went and not switch.left, entry)
                 switch.left = True
                 switch.marks.append(("first iteration", entry.time_ms))
                 self.boundaries[switch.generation] = boundary
@@ -301,11 +301,11 @@ class Ledger:
                     self.table[move.slot], self.slot_generations[move.slot] = move.joiner, switch.generation
                     self.incarnations[move.slot] = move.incarnation
             case SwitchDone():
-                self._expect(switch.left and not switch.done, entry)
+                self.expect(switch.left and not switch.done, entry)
                 switch.done, self.over = True, switch.generation
                 switch.marks.append(("measure", entry.time_ms))
             case SwitchMeasured(incident=incident):
-                self._expect(switch.done, entry)
+                self.expect(switch.done, entry)
                 self.incidents[switch.generation], self.switch = incident, None
 
     def _abort(self, entry: SwitchAborted, switch: LedgerSwitch) -> None:
@@ -317,7 +317,8 @@ class Ledger:
         self.incidents[switch.generation] = incident_of(switch, outcome="aborted", why=entry.why, end_ms=entry.time_ms)
         self.over, self.switch = switch.generation, None
 
-    def _expect(self, holds: bool, entry: AnyEntry) -> None:
+    def expect(self, holds: bool, entry: AnyEntry) -> None:
+        """Raises JournalError unless `holds`."""
         if not holds:
             raise JournalError(f"found {entry}, which cannot follow the entries before it; the journal is damaged")
 

@@ -6,7 +6,7 @@ LISTENING    PREPARED  READY        the address of the transfer is known
 LISTENING    ABORT     OVER
 LISTENING    WITHDRAW  OVER         lead
 LISTENING    BROKE     UNREADY
-READY        REPEAT    READY        asked again: say READY again
+READY        REPEAT    READY
 READY        GO        ARMED        lead: all are READY
 READY        ABORT     OVER
 READY        WITHDRAW  OVER         lead
@@ -28,25 +28,22 @@ GRANTED      REPEAT    GRANTED
 GRANTED      GO        GRANTED
 GRANTED      WITHDRAW  GRANTED      too late: answered with Cast
 GRANTED      BROKE     GRANTED
+GRANTED      STAY      OVER         the lead was there first, and had heard of a failure
 GRANTED      BOUNDARY  SENDING      hold new links, give the state
 SENDING      ACKED     ACKED        the joiner rank has it whole
 SENDING      BROKE     STRANDED     not the lead: tell the lead, whose verdict will be STAY
 SENDING      STAY      OVER
-SENDING      LOST      FAILED       the lead is gone
-SENDING      LATE      FAILED       not the lead
+SENDING      LOST      FAILED       not the lead: which is gone, or gives no verdict in time
 ACKED        BROKE     STRANDED     not the lead
 ACKED        LEAVE     LEFT         all acknowledged: the point of no return
 ACKED        STAY      OVER
 ACKED        LOST      FAILED
-ACKED        LATE      FAILED
 STRANDED     BROKE     STRANDED
-STRANDED     LEAVE     LEFT         the lead had decided before it heard; the joiner asks the controller
+STRANDED     LEAVE     LEFT         the lead had decided before it heard; the joiner asks
 STRANDED     STAY      OVER
 STRANDED     LOST      FAILED
-STRANDED     LATE      FAILED
 LEFT         BROKE     LEFT
 LEFT         LOST      LEFT
-LEFT         LATE      LEFT
 LEFT         RELEASE   ENDED        process and state are kept until here
 
 LISTENING and UNREADY veto, and nothing moves a rank between its vote and the result (`rank_core`), so GRANT is
@@ -75,7 +72,6 @@ from megatron.resilience.protocol.switch import (
     BoundaryReached,
     CloseTransfer,
     EndProcess,
-    Fail,
     HoldNewLinks,
     ImpossibleTransition,
     LinkAppeared,
@@ -96,6 +92,7 @@ from megatron.resilience.protocol.switch import (
     Trigger,
     Wait,
     WaitedTooLong,
+    no_way_on,
     transition,
 )
 
@@ -127,16 +124,18 @@ def _rows(state: LeaverState, **after: LeaverState) -> dict[tuple[LeaverState, T
 
 TRANSITIONS: dict[tuple[LeaverState, Trigger], LeaverState] = {
     **_rows(_S.LISTENING, REPEAT=_S.LISTENING, PREPARED=_S.READY, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
-    **_rows(_S.READY, REPEAT=_S.READY, GO=_S.ARMED, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
-    **_rows(_S.READY, GRANT=_S.GRANTED),
+    **_rows(
+        _S.READY, REPEAT=_S.READY, GO=_S.ARMED, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY, GRANT=_S.GRANTED
+    ),
     **_rows(_S.ARMED, REPEAT=_S.ARMED, GO=_S.ARMED, OPEN=_S.CASTING, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
     **_rows(_S.UNREADY, REPEAT=_S.LISTENING, GO=_S.UNREADY, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
     **_rows(_S.CASTING, VETO=_S.ARMED, GRANT=_S.GRANTED),
-    **_rows(_S.GRANTED, REPEAT=_S.GRANTED, GO=_S.GRANTED, WITHDRAW=_S.GRANTED, BROKE=_S.GRANTED, BOUNDARY=_S.SENDING),
-    **_rows(_S.SENDING, ACKED=_S.ACKED, BROKE=_S.STRANDED, STAY=_S.OVER, LOST=_S.FAILED, LATE=_S.FAILED),
-    **_rows(_S.ACKED, BROKE=_S.STRANDED, LEAVE=_S.LEFT, STAY=_S.OVER, LOST=_S.FAILED, LATE=_S.FAILED),
-    **_rows(_S.STRANDED, BROKE=_S.STRANDED, LEAVE=_S.LEFT, STAY=_S.OVER, LOST=_S.FAILED, LATE=_S.FAILED),
-    **_rows(_S.LEFT, BROKE=_S.LEFT, LOST=_S.LEFT, LATE=_S.LEFT, RELEASE=_S.ENDED),
+    **_rows(_S.GRANTED, REPEAT=_S.GRANTED, GO=_S.GRANTED, WITHDRAW=_S.GRANTED, BROKE=_S.GRANTED, STAY=_S.OVER),
+    **_rows(_S.GRANTED, BOUNDARY=_S.SENDING),
+    **_rows(_S.SENDING, ACKED=_S.ACKED, BROKE=_S.STRANDED, STAY=_S.OVER, LOST=_S.FAILED),
+    **_rows(_S.ACKED, BROKE=_S.STRANDED, LEAVE=_S.LEFT, STAY=_S.OVER, LOST=_S.FAILED),
+    **_rows(_S.STRANDED, BROKE=_S.STRANDED, LEAVE=_S.LEFT, STAY=_S.OVER, LOST=_S.FAILED),
+    **_rows(_S.LEFT, BROKE=_S.LEFT, LOST=_S.LEFT, RELEASE=_S.ENDED),
 }
 
 
@@ -187,10 +186,14 @@ def obstacles(half: Leaver) -> tuple[str, ...]:
         return (f"generation {half.generation}: nowhere to give the state yet",)
     if half.state is _S.UNREADY:
         return (f"generation {half.generation}: {half.failed}",)
-    unplanned = sorted(half.linked - half.planned)
-    if unplanned and half.state in (_S.READY, _S.ARMED, _S.CASTING):
-        return (f"generation {half.generation}: live links to global ranks {unplanned}, which are not prepared",)
+    if unplanned(half) and half.state in (_S.READY, _S.ARMED, _S.CASTING):
+        return (f"generation {half.generation}: live links to global ranks {unplanned(half)}, which are not prepared",)
     return ()
+
+
+def unplanned(half: Leaver) -> list[int]:
+    """Stayers with a live link to this rank that are not known to be READY and to wait for its verdict (rule P2)."""
+    return sorted(half.linked - half.planned)
 
 
 def casts(half: Leaver) -> int:
@@ -201,6 +204,13 @@ def casts(half: Leaver) -> int:
 def may_leave(half: Leaver) -> bool:
     """Rule P6: the lead decides LEAVE only when every leaver rank's joiner has acknowledged whole state."""
     return half.acked >= half.leavers
+
+
+def verdict_of(half: Leaver) -> bool | None:
+    """The lead's verdict: LEAVE, STAY, or None while it is open. A failure or a time-out means STAY."""
+    if half.failed:
+        return False
+    return True if half.state is _S.ACKED and may_leave(half) else None
 
 
 def step(half: Leaver, event: RankEvent) -> Step:
@@ -229,11 +239,11 @@ def step(half: Leaver, event: RankEvent) -> Step:
         case TransferFailed(why=why) | LinkBroke(why=why):
             return _break(half, why)
         case PeerLost(global_rank=peer):
-            return _lose(half, _T.LOST, "the lead is gone") if peer == half.lead and half.at_boundary else (half, [])
+            return _lose(half, "the lead is gone") if peer == half.lead and half.at_boundary else (half, [])
         case WaitedTooLong() if half.is_lead:
             return _decide(replace(half, failed=half.failed or "not all acknowledged in time"))
         case WaitedTooLong():
-            return _lose(half, _T.LATE, "the lead gave no verdict in time")
+            return _lose(half, "the lead gave no verdict in time")
         case _:
             raise ImpossibleTransition(f"leaver {half.global_rank}: found {event} in state {half.state.name}")
 
@@ -273,7 +283,7 @@ def planned(half: Leaver, stayers: frozenset[int]) -> Step:
 
 
 def vote_opens(half: Leaver) -> Leaver:
-    """The lead casts from now on, until the vote closes."""
+    """The lead casts."""
     return _move(half, _T.OPEN) if half.state is _S.ARMED else half
 
 
@@ -305,7 +315,7 @@ def standing(half: Leaver) -> list[RankAction]:
     if half.state in (_S.ARMED, _S.CASTING):
         where = [Report(report=Armed(generation=generation))]
     more = [Report(report=MoreLinks(generation=generation, linked=tuple(sorted(half.linked))))]
-    return [*where, *more] if half.linked - half.planned and half.boundary < 0 else where
+    return [*where, *more] if unplanned(half) and half.boundary < 0 else where
 
 
 def _move(half: Leaver, trigger: Trigger) -> Leaver:
@@ -317,9 +327,8 @@ def _see_link(half: Leaver, peer: int) -> Step:
     if peer in half.leavers or peer in half.linked:
         return half, []
     after = replace(half, linked=half.linked | {peer})
-    tells = half.state in (_S.READY, _S.ARMED, _S.CASTING)
     more = MoreLinks(generation=half.generation, linked=tuple(sorted(after.linked)))
-    return after, [Report(report=more)] if tells else []
+    return after, [Report(report=more)] if half.state in (_S.READY, _S.ARMED) else []
 
 
 def _reach(half: Leaver, iteration: int) -> Step:
@@ -334,8 +343,8 @@ def _reach(half: Leaver, iteration: int) -> Step:
         HoldNewLinks(generation=generation, hold=True),
         StartWait(generation=generation, wait=wait),
     ]
-    unplanned = sorted(half.linked - half.planned)
-    why = f"links to global ranks {unplanned} came up after the vote" if unplanned else half.failed
+    strays = unplanned(half)
+    why = f"links to global ranks {strays} came up after the vote" if strays else half.failed
     if why:
         after, more = _break(after, why)
         return after, actions + more
@@ -347,11 +356,8 @@ def _decide(half: Leaver) -> Step:
     """The lead's verdict, once it stands at the boundary; before that, what came is only remembered."""
     if half.state not in (_S.SENDING, _S.ACKED) or not half.is_lead:
         return half, []
-    if half.failed:
-        return _conclude(half, leave=False)
-    if half.state is _S.ACKED and may_leave(half):
-        return _conclude(half, leave=True)
-    return half, []
+    verdict = verdict_of(half)
+    return (half, []) if verdict is None else _conclude(half, leave=verdict)
 
 
 def _conclude(half: Leaver, *, leave: bool) -> Step:
@@ -369,7 +375,7 @@ def _obey(half: Leaver, leave: bool) -> Step:
     """Passes the verdict on: to the stayers that wait for it, and to the joiner rank."""
     after = _move(half, _T.LEAVE if leave else _T.STAY)
     generation = half.generation
-    if leave and not half.is_lead and half.state is _S.STRANDED and half.global_rank not in half.acked:
+    if leave and half.state is _S.STRANDED and half.global_rank not in half.acked:
         raise ImpossibleTransition(f"leaver {half.global_rank}: LEAVE, but its joiner never had whole state")
     verdict = NoteVerdict(generation=generation, leave=leave)
     notes: list[RankAction] = [SendNote(peer=peer, note=verdict) for peer in sorted(half.planned)]
@@ -392,13 +398,6 @@ def _break(half: Leaver, why: str) -> Step:
     return replace(after, failed=half.failed or why), []
 
 
-def _lose(half: Leaver, trigger: Trigger, why: str) -> Step:
-    after = _move(half, trigger)
-    if after.state is not _S.FAILED:
-        return after, []
-    return after, [
-        Fail(
-            why=f"global rank {half.global_rank}, switch of generation {half.generation}: {why}; the job cannot go on "
-            "without it, start it again from its newest checkpoint"
-        )
-    ]
+def _lose(half: Leaver, why: str) -> Step:
+    after = _move(half, _T.LOST)
+    return after, [no_way_on(half.global_rank, half.generation, why)] if after.state is _S.FAILED else []

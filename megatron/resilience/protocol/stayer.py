@@ -44,7 +44,6 @@ from megatron.resilience.protocol.switch import (
     AbortLinks,
     BoundaryReached,
     CommitLinks,
-    Fail,
     ImpossibleTransition,
     LinkAppeared,
     LinkBroke,
@@ -59,6 +58,7 @@ from megatron.resilience.protocol.switch import (
     Trigger,
     Wait,
     WaitedTooLong,
+    no_way_on,
     transition,
 )
 
@@ -231,9 +231,4 @@ def _settle(half: Stayer) -> Step:
 
 def _fail(half: Stayer, trigger: Trigger, why: str) -> Step:
     after = replace(_move(half, trigger), why=why)
-    return after, [
-        Fail(
-            why=f"global rank {half.global_rank}, switch of generation {half.generation}: {why}; the job cannot go on "
-            "without it, start it again from its newest checkpoint"
-        )
-    ]
+    return after, [no_way_on(half.global_rank, half.generation, why)]

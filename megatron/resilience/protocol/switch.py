@@ -341,6 +341,14 @@ class Fail:
     why: str
 
 
+def no_way_on(global_rank: int, generation: int, why: str) -> Fail:
+    """What a rank says that waits for a verdict in vain."""
+    return Fail(
+        why=f"global rank {global_rank}, switch of generation {generation}: {why}; the job cannot go on without it, "
+        "start it again from its newest checkpoint"
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndProcess:
     """Leave with exit code 0: the slot has moved, or the switch that this joiner was made for is over."""

@@ -1,0 +1,185 @@
+"""The controller's core: a job's beginning and end, machines that come, go and come back, restarts."""
+
+from __future__ import annotations
+
+from megatron.resilience.protocol.controller_words import Close, Journal, Send
+from megatron.resilience.protocol.facts import Facts
+from megatron.resilience.protocol.journal import JobEnded, JobRunning, JobStarted
+from megatron.resilience.protocol.messages import (
+    Abort,
+    AskStatus,
+    Discard,
+    Left,
+    Query,
+    Rejected,
+    Release,
+    Running,
+    StartRanks,
+    StartRefused,
+    StatusAnswer,
+    StopJob,
+    Table,
+    Welcome,
+)
+from tests.unit.resilience.protocol.controller_talk import Talk, going, running
+
+
+def test_a_job_starts_when_its_slots_can_be_filled_and_runs_when_all_are_built() -> None:
+    talk = Talk()
+    talk.hello(2)
+    talk.hello(0)
+    assert talk.entries == []
+    actions = talk.hello(1)
+    journals = [action.entry for action in actions if isinstance(action, Journal)]
+    assert journals == [JobStarted(time_ms=0.0, machines=("m0", "m1"), incarnations=(1, 1))]
+    assert [(name, start.slot) for name, start in talk.said(StartRanks)] == [("m0", 0), ("m1", 1)]
+    assert actions.index(next(a for a in actions if isinstance(a, Journal))) < actions.index(
+        next(a for a in actions if isinstance(a, Send) and isinstance(a.message, StartRanks))
+    )
+    talk.build(0, 0, 1)
+    talk.build(1, 1, 1)
+    assert isinstance(talk.entries[-1], JobRunning)
+    assert talk.entries[-1].slot_memory_bytes == 50
+
+
+def test_the_directory_goes_out_when_it_is_whole() -> None:
+    talk = Talk()
+    for machine in range(2):
+        talk.hello(machine)
+    talk.build(0, 0, 1)
+    assert talk.said(Table) == []
+    from megatron.resilience.protocol.messages import WorkerHello
+
+    talk.report(1, 1, WorkerHello(generation=1, endpoint="h1:1", facts=Facts()))
+    assert [name for name, _ in talk.said(Table)] == ["m0", "m1"]
+    assert talk.said(Table)[0][1].directory.endpoints == {0: "h0:0", 1: "h1:1"}
+
+
+def test_ranks_that_differ_stop_the_job_with_the_reason() -> None:
+    talk = Talk()
+    for machine in range(2):
+        talk.hello(machine)
+    talk.build(0, 0, 1)
+    talk.build(1, 1, 1, Facts(torch="2", model_digest="other"))
+    assert isinstance(talk.entries[-1], JobEnded)
+    assert "model configuration" in talk.entries[-1].why
+    assert {name for name, _ in talk.said(StopJob)} == {"m0", "m1"}
+
+
+def test_a_rank_that_fails_ends_the_job_and_one_that_finishes_does_not_alone() -> None:
+    talk = running()
+    talk.end(0, 0, 1, code=0)
+    assert not talk.core.desk.ledger.ended
+    talk.end(1, 1, 1, code=0)
+    assert talk.core.desk.ledger.ended_ok
+    talk = running()
+    talk.end(1, 1, 1)
+    assert talk.core.desk.ledger.ended_why == "global rank 1 on machine m1 ended: killed"
+
+
+def test_a_lost_connection_is_no_death() -> None:
+    talk = running()
+    talk.lose(1)
+    talk.wait(1e9)
+    assert not talk.core.desk.ledger.ended
+    talk.hello(1, (1, 1))
+    assert talk.said(Welcome)
+    assert not talk.core.desk.ledger.ended
+
+
+def test_a_machine_that_has_started_anew_has_lost_its_ranks() -> None:
+    talk = running()
+    talk.hello(1, incarnation=2)
+    assert talk.core.desk.ledger.ended_why == "machine m1 has started anew, its ranks are gone"
+    talk = running()
+    talk.restart()
+    talk.hello(1, incarnation=2)
+    assert talk.core.desk.ledger.ended, "incarnations are journalled"
+
+
+def test_older_incarnations_and_older_controllers_are_fenced() -> None:
+    talk = running()
+    talk.hello(2, incarnation=5)
+    actions = talk.hello(2, incarnation=4)
+    assert talk.said(Rejected)
+    assert any(isinstance(action, Close) for action in actions)
+    actions = talk.hello(3, term=7)
+    assert "newer controller" in talk.said(Rejected)[0][1].why
+
+
+def test_an_older_connection_of_a_machine_is_not_listened_to() -> None:
+    talk = running()
+    from megatron.resilience.protocol.controller_words import AgentSaid
+    from megatron.resilience.protocol.messages import AgentHello, HeldRank
+
+    machine = talk.core.desk.members.machines["m1"]
+    hello = AgentHello(
+        machine_id="m1",
+        incarnation=1,
+        capacity=machine.capacity,
+        facts=machine.facts,
+        ranks=(HeldRank(global_rank=1, slot=1, generation=1),),
+    )
+    actions = talk.feed(AgentSaid(connection=11, message=hello, time_ms=0))
+    assert any(isinstance(action, Close) and action.connection == 1 for action in actions)
+    talk.end(1, 1, 1)
+    assert not talk.core.desk.ledger.ended
+    talk.lose(1)
+    assert machine.attached
+
+
+def test_ranks_that_are_none_of_the_jobs_are_ended() -> None:
+    talk = running()
+    talk.hello(3, (1, 7))
+    assert talk.said(Discard)[0][1].generation == 7
+
+
+def test_a_leaver_that_comes_back_late_is_released_and_not_before_joiners_run() -> None:
+    talk = going()
+    talk.report(1, 1, Left(generation=2, boundary=9))
+    talk.hello(1, (1, 1))
+    assert talk.said(Release) == []
+    talk.report(2, 1, Running(generation=2, iteration=9), started=2)
+    assert [name for name, _ in talk.said(Release)] == ["m1"]
+    talk.hello(1, (1, 1))
+    assert [name for name, _ in talk.said(Release)] == ["m1"]
+
+
+def test_after_a_restart_the_lead_is_asked_and_the_switch_finished() -> None:
+    talk = going()
+    talk.restart()
+    assert talk.core.desk.term == 2
+    talk.hello(1, (1, 1))
+    assert [name for name, _ in talk.said(Query)] == ["m1"]
+    talk.hello(2, (1, 2))
+    talk.report(1, 1, Left(generation=2, boundary=9))
+    talk.report(2, 1, Running(generation=2, iteration=9), started=2)
+    assert talk.core.desk.ledger.table == ["m0", "m2"]
+
+
+def test_ranks_are_told_what_is_over_when_they_attach_again() -> None:
+    talk = running()
+    talk.migrate("m1", to=("m2",))
+    talk.end(2, 1, 2)
+    talk.hello(0, (0, 1))
+    assert talk.said(Abort) == [("m0", Abort(generation=2, why="it is over"))]
+
+
+def test_an_agent_that_cannot_start_ranks_says_so() -> None:
+    talk = running()
+    talk.migrate("m1", to=("m2",))
+    from megatron.resilience.protocol.controller_words import AgentSaid
+
+    refusal = StartRefused(generation=2, why="no room")
+    talk.feed(AgentSaid(connection=2, message=refusal, time_ms=0))
+    assert "machine m2 refuses: no room" in talk.core.desk.ledger.incidents[2].why
+
+
+def test_once_over_everybody_who_comes_is_told() -> None:
+    talk = running()
+    talk.end(1, 1, 1)
+    talk.hello(3)
+    assert talk.said(StopJob)
+    talk.ask(AskStatus())
+    (status,) = talk.answers(StatusAnswer)
+    assert (status.state, status.why) == ("failed", "global rank 1 on machine m1 ended: killed")

@@ -1,0 +1,41 @@
+"""What all ranks measured, put together."""
+
+from __future__ import annotations
+
+from megatron.resilience.protocol.incidents import Cost, Incident, with_costs
+
+INCIDENT = Incident(
+    incident_id="g2",
+    kind="migration",
+    outcome="done",
+    why="",
+    leavers=("m1",),
+    joiners=("m3",),
+    reasons=("asked for",),
+    slots=(1,),
+    generation=2,
+)
+
+
+def cost(downtime_ms: float, links: int) -> Cost:
+    return Cost(
+        downtime_ms=downtime_ms,
+        lost_ms=downtime_ms + 1,
+        links_kept=links,
+        links_replaced=1,
+        bytes_moved=10,
+        memory_before_bytes=5,
+        memory_after_bytes=6,
+    )
+
+
+def test_the_slowest_rank_counts_and_links_add_up() -> None:
+    both = with_costs(INCIDENT, [cost(3.0, 1), cost(-2.0, 4)])
+    assert (both.downtime_ms, both.lost_ms) == (3.0, 4.0)
+    assert (both.links_kept, both.links_replaced, both.bytes_moved) == (5, 2, 20)
+    assert (both.memory_before_bytes, both.memory_after_bytes, both.ranks_measured) == (5, 6, 2)
+
+
+def test_nothing_is_clamped_and_nothing_made_up() -> None:
+    assert with_costs(INCIDENT, [cost(-2.0, 0)]).downtime_ms == -2.0
+    assert with_costs(INCIDENT, []) is INCIDENT

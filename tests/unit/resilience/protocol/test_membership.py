@@ -1,0 +1,44 @@
+"""Machines, their connections and incarnations."""
+
+from __future__ import annotations
+
+from megatron.resilience.protocol.facts import Capacity, Facts
+from megatron.resilience.protocol.membership import Membership
+from megatron.resilience.protocol.messages import AgentHello, HeldRank
+
+
+def hello(incarnation: int = 1, *ranks: int) -> AgentHello:
+    return AgentHello(
+        machine_id="m1",
+        incarnation=incarnation,
+        capacity=Capacity(ranks=1, memory_bytes=incarnation),
+        facts=Facts(),
+        ranks=tuple(HeldRank(global_rank=rank, slot=0, generation=1) for rank in ranks),
+    )
+
+
+def test_the_newest_connection_is_the_one() -> None:
+    members = Membership()
+    members.attach(1, hello(), 0.0)
+    members.attach(2, hello(1, 5), 1.0)
+    assert members.of(1) is None
+    assert members.lose(1, 2.0) is None
+    machine = members.of(2)
+    assert machine is not None
+    assert (machine.attached, machine.ranks) == (True, {5: 1})
+    assert members.lose(2, 3.0) is machine
+    assert (machine.attached, machine.lost_since_ms) == (False, 3.0)
+
+
+def test_older_starts_are_turned_away_and_newer_ones_are_idle_from_now() -> None:
+    members = Membership()
+    members.attach(1, hello(2), 0.0)
+    machine, why = members.attach(2, hello(1), 1.0)
+    assert machine is None
+    assert "found incarnation 1 of machine m1, expected at least 2" in why
+    assert members.of(1) is not None
+    machine, why = members.attach(3, hello(3), 4.0)
+    assert machine is not None
+    assert (why, machine.incarnation, machine.idle_since_ms, machine.capacity.memory_bytes) == ("", 3, 4.0, 3)
+    assert members.get("m1") is machine
+    assert members.get("m9") is None
