@@ -35,12 +35,14 @@ class LoopBookkeeping:
         }
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Takes over what another rank captured. Raises ValueError, with nothing changed, for what another release wrote."""
+        """Takes over what another rank captured. Raises ValueError, nothing changed, for another release's."""
         here = self.capture()
         for name, part in here.items():
             found = values.get(name)
             if not isinstance(found, dict) or found.keys() != part.keys():
-                raise ValueError(f"found {name} {found!r}, expected {sorted(part)}; do both ranks run the same release?")
+                raise ValueError(
+                    f"found {name} {found!r}, expected {sorted(part)}; do both ranks run the same release?"
+                )
         for name, value in values["progress"].items():
             setattr(self.progress, name, value)
         for name, part in self._parts().items():

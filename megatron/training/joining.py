@@ -80,4 +80,6 @@ def _require_isolation(plan: Plan) -> None:
     from trainmover_ext.settings import read_settings
 
     if not read_settings().isolated:
-        raise SettingsError("TRAINMOVER_MODE is live, expected isolated: this rank would wait for ranks that never come")
+        raise SettingsError(
+            "TRAINMOVER_MODE is live, expected isolated: this rank would wait for ranks that never come"
+        )

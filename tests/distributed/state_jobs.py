@@ -1,9 +1,9 @@
-"""Forks jobs whose ranks hand their state over at a boundary. Started by test_state_transfer.py; one JSON request a line.
+"""Forks jobs whose ranks hand their state over at a boundary. One JSON request a line on stdin.
 
 A request: {"argv", "world_size", "boundary", "iterations", "folder", "lone_ranks"}. Three kinds of processes take part:
 a job of *leavers* that trains to `iterations` and at `boundary` gives each rank's state away; *lone* joiners, built
-alone in mode isolated as the ranks asked for; and *heirs*, a second job of as many ranks that trains on from what it was
-given. Each writes what it saw as JSON into `folder/KIND-RANK.json`.
+alone in mode isolated as the ranks asked for; and *heirs*, a second job of as many ranks that trains on from what it
+was given. Each writes what it saw as JSON into `folder/KIND-RANK.json`.
 """
 
 from __future__ import annotations
@@ -248,7 +248,11 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         ports = {"leaver": free_port(), "heir": free_port(), "lone": 1}
-        pids = [start(request, kind, rank, ports[kind]) for kind in ("leaver", "heir") for rank in range(request["world_size"])]
+        pids = [
+            start(request, kind, rank, ports[kind])
+            for kind in ("leaver", "heir")
+            for rank in range(request["world_size"])
+        ]
         pids += [start(request, "lone", rank, ports["lone"]) for rank in request["lone_ranks"]]
         print(json.dumps({"exit_codes": wait_for(pids)}), flush=True)
 

@@ -1,4 +1,4 @@
-"""A rank's state goes to another process whole: built alone, it becomes that rank; and a job of heirs trains on bit-equal.
+"""A rank's state goes over whole: a process built alone becomes that rank, and a job of heirs trains on bit-equal.
 
 For each case a job trains to a boundary and hands each rank's state over twice: to a process built alone, compared in
 every bit there, and to a rank of a second job, which trains on. Were anything missing from the state (a random state, a
@@ -208,4 +208,4 @@ def test_the_cases_show_what_they_are_there_for(outcome: Outcome) -> None:
         scales = [result["loss_scale"] for result in results]
         assert any(result["skipped"] for result in results[:BOUNDARY])
         assert not all(result["skipped"] for result in results[:BOUNDARY]), scales
-        assert scales[BOUNDARY - 1] != scales[-1], f"the scale does not move after the boundary: {scales}"
+        assert len(set(scales[BOUNDARY:])) > 1, f"the scale does not move after the boundary: {scales}"

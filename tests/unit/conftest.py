@@ -19,11 +19,12 @@ TINY = (
 
 @dataclass(frozen=True, kw_only=True)
 class LoneRank:
-    """One rank that is a whole job: its plan, what it trains, and a step of it."""
+    """One rank that is a whole job: its plan, what it trains, a step of it, and its data."""
 
     plan: Any
     trainee: Any
     step: Callable[[int], Any]
+    sources: list[Any]
 
 
 @contextlib.contextmanager
@@ -47,6 +48,7 @@ def lone_rank(flags: str = "") -> Iterator[LoneRank]:
         yield LoneRank(
             plan=plan,
             trainee=trainee,
+            sources=sources,
             step=lambda iteration: train_step(plan, trainee, sources, forward_step, iteration),
         )
     finally:

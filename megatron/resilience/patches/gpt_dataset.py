@@ -60,7 +60,7 @@ def turn_in(folder: Path, *, limit_s: float = LOCK_LIMIT_S) -> Iterator[None]:
             except BlockingIOError as error:
                 if time.monotonic() > deadline_s:
                     raise TimeoutError(
-                        f"another process has held {folder / _LOCK_NAME} for {limit_s:g} s; it makes the indices of the "
+                        f"another process has held {folder / _LOCK_NAME} for {limit_s:g} s; it makes indices of the "
                         "data: look whether it hangs"
                     ) from error
                 time.sleep(_POLL_S)
@@ -103,7 +103,7 @@ PATCHES = (
         name="dataset-indices-alone",
         module="megatron.core.datasets.gpt_dataset",
         attribute="GPTDataset._build_document_sample_shuffle_indices",
-        why="only global rank 0 makes indices that are missing; a joiner of another rank loads files that nobody wrote",
+        why="only global rank 0 makes indices that are missing; a joiner of another rank loads what nobody wrote",
         versions=">=0.16,<0.17",
         make=_alone,
     ),

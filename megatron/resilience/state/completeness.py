@@ -1,4 +1,4 @@
-"""Proof that an inventory leaves nothing out: every tensor that can be reached from a rank's model, optimizer and schedule.
+"""Proof that an inventory leaves nothing out: every tensor reachable from a rank's model, optimizer and schedule.
 
 Called by tests, and by whoever adds a feature that keeps state. Walks objects as Python holds them (attributes,
 containers, closures, what tensors carry along) and names each tensor whose memory is in neither arena nor small state.

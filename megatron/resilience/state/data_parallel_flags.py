@@ -1,4 +1,4 @@
-"""Bookkeeping of megatron-core's data parallelism that a rank must share with the one before it. Called by `small_state.py`.
+"""megatron-core's bookkeeping of data parallelism, which a rank takes over. Called by `small_state.py`.
 
 A bucket counts in its first iteration how often each gradient becomes ready and reduces by that count from then on; a
 rank that took the first iteration for still to come would reduce at another moment than its peers. Likewise whether
@@ -33,7 +33,7 @@ class ChunkFlags(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def check_nothing_outstanding(chunk: Any) -> None:
-    """Raises StateError when a gather or a reduction of `chunk` is under way: its memory would change while it is sent."""
+    """Raises StateError when a gather or a reduction of `chunk` is under way: memory would change under way."""
     for number, group in enumerate(_groups(chunk)):
         for name in ("param_gather_handle", "grad_reduce_handle"):
             if getattr(group, name) is not None:
@@ -56,11 +56,15 @@ def check_flags(flags: ChunkFlags, chunk: Any) -> None:
     """Raises StateError when `flags` are of another chunk."""
     groups = _groups(chunk)
     if len(flags.buckets) != len(groups):
-        raise StateError(f"found {len(flags.buckets)} bucket groups, expected {len(groups)}; are all settings the same?")
+        raise StateError(
+            f"found {len(flags.buckets)} bucket groups, expected {len(groups)}; are all settings the same?"
+        )
     for number, (found, group) in enumerate(zip(flags.buckets, groups, strict=True)):
         places = [place for place, _ in (*found.golden_counts, *found.ready_counts)]
         if any(not 0 <= place < len(_parameters(group)) for place in places):
-            raise StateError(f"bucket group {number}: found counts of {places}, expected {len(_parameters(group))} at most")
+            raise StateError(
+                f"bucket group {number}: found counts of {places}, expected {len(_parameters(group))} at most"
+            )
 
 
 def restore_flags(flags: ChunkFlags, chunk: Any) -> None:

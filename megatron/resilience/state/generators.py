@@ -1,4 +1,4 @@
-"""Random states of this process: torch, the device, python, numpy, and megatron-core's tracker. Called by `small_state.py`."""
+"""Random states of this process: torch, device, python, numpy, megatron-core's tracker. Called by `small_state.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class GeneratorStates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def capture_generators() -> GeneratorStates:
     """The states as they are now; copies."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()  # type: ignore[misc]
+    name, keys, position, has_gauss, gauss = np.random.get_state()
     tracker = tensor_parallel.get_cuda_rng_tracker()
     return GeneratorStates(
         torch=_bytes(torch.get_rng_state()),
@@ -43,8 +43,7 @@ def check_generators(states: GeneratorStates) -> None:
     here = capture_generators()
     if set(states.tracker) != set(here.tracker):
         raise StateError(
-            f"found random states {sorted(states.tracker)}, expected {sorted(here.tracker)}; do both ranks run the same "
-            "settings?"
+            f"found random states {sorted(states.tracker)}, expected {sorted(here.tracker)}; are all settings the same?"
         )
     pairs = [(states.torch, here.torch), (states.device, here.device)]
     pairs += [(state, here.tracker[name]) for name, state in states.tracker.items()]

@@ -86,8 +86,8 @@ class Inventory:
             strays = arena.strays()
             if strays:
                 raise StateError(
-                    f"{arena.name}: {strays} of {len(arena.members)} tensors lie elsewhere; something replaced them after "
-                    "the inventory was taken (such as loading a checkpoint): take it afterwards"
+                    f"{arena.name}: {strays} of {len(arena.members)} tensors lie elsewhere; something replaced them "
+                    "after the inventory was taken (such as loading a checkpoint): take it afterwards"
                 )
 
 
@@ -100,4 +100,4 @@ def take_inventory(trainee: Any, bookkeeping: Bookkeeping) -> Inventory:
 def _bytes_of(arena: Arena) -> memoryview:
     if arena.memory.device.type != "cpu":
         raise StateError(f"{arena.name} is on {arena.memory.device}; this build moves the memory of CPU ranks only")
-    return memoryview(arena.memory.detach().view(torch.uint8).numpy())
+    return memoryview(arena.memory.detach().view(torch.uint8).numpy().data)

@@ -24,15 +24,11 @@ def is_plain(value: object) -> bool:
 def plain_values(source: Mapping[str, Any], *, leave_out: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The plain values of `source` under text keys; what is not plain is not a value, or is sent in another way."""
     return {
-        key: value
-        for key, value in source.items()
-        if isinstance(key, str) and key not in leave_out and is_plain(value)
+        key: value for key, value in source.items() if isinstance(key, str) and key not in leave_out and is_plain(value)
     }
 
 
-def checked(
-    what: str, found: Mapping[str, Any], here: Mapping[str, Any], *, same_names: bool = True
-) -> dict[str, Any]:
+def checked(what: str, found: Mapping[str, Any], here: Mapping[str, Any], *, same_names: bool = True) -> dict[str, Any]:
     """`found` as values for `here`: of the same kinds, tuples where they were. Raises StateError otherwise.
 
     `same_names`: whether a name that only one of them has is an error too.
@@ -51,4 +47,3 @@ def _as_kind(what: str, value: Any, here: Any) -> Any:
     if {type(value), type(here)} == {int, float}:
         return value  # such as a rate that is 0 before the first step and 0.1 after it
     raise StateError(f"{what}: found {value!r}, expected a value like {here!r}; do both ranks run the same versions?")
-

@@ -19,7 +19,12 @@ from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_t
 from megatron.resilience.state.arenas import optimizer_parts
 from megatron.resilience.state.data_parallel_flags import ChunkFlags, capture_flags, check_flags, restore_flags
 from megatron.resilience.state.errors import StateError
-from megatron.resilience.state.generators import GeneratorStates, capture_generators, check_generators, restore_generators
+from megatron.resilience.state.generators import (
+    GeneratorStates,
+    capture_generators,
+    check_generators,
+    restore_generators,
+)
 from megatron.resilience.state.plain_values import checked, is_plain, plain_values
 from megatron.resilience.state.small_tensors import (
     SMALL_BYTES_MAX,
@@ -139,8 +144,8 @@ def restore_small_state(state: SmallState, trainee: Any) -> None:
     tracker = get_moe_layer_wise_logging_tracker()
     tracker.clear()
     for name, packed in state.expert_losses.items():
-        values = unpack(packed).to(torch.cuda.current_device())
-        tracker[name] = {"values": values, "reduce_group": None, "avg_group": None, "reduce_group_has_dp": False}
+        losses = unpack(packed).to(torch.cuda.current_device())
+        tracker[name] = {"values": losses, "reduce_group": None, "avg_group": None, "reduce_group_has_dp": False}
     restore_generators(state.generators)
 
 

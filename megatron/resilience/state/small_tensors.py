@@ -7,6 +7,7 @@ when its precision is restored), so what was found once may be stale.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -112,12 +113,8 @@ def _of_steps(prefix: str, part: Any) -> Iterator[SmallTensor]:
             state = part.optimizer.state.get(parameter, {})
             for name, value in state.items():
                 if torch.is_tensor(value) and value.dim() == 0:
-                    replace = state.__setitem__
-                    yield SmallTensor(
-                        name=f"{prefix}.{group_index}.{order}.{name}",
-                        tensor=value,
-                        replace=lambda new, replace=replace, name=name: replace(name, new),
-                    )
+                    place = functools.partial(state.__setitem__, name)
+                    yield SmallTensor(name=f"{prefix}.{group_index}.{order}.{name}", tensor=value, replace=place)
 
 
 def _attributes(prefix: str, owner: Any) -> Iterator[SmallTensor]:
@@ -127,4 +124,4 @@ def _attributes(prefix: str, owner: Any) -> Iterator[SmallTensor]:
 
 
 def _setter(owner: Any, key: str) -> Callable[[torch.Tensor], None]:
-    return lambda tensor: setattr(owner, key, tensor)
+    return functools.partial(setattr, owner, key)

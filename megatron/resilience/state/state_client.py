@@ -82,7 +82,7 @@ class StateClient:
         self._last_error = "nothing was tried"
 
     def connect(self, *, cancelled: Cancelled = never) -> None:
-        """Opens the connection ahead of time; the leaver looks at it at the boundary. Not needed, saves a round trip."""
+        """Opens the connection ahead of time; the leaver looks at it at the boundary. Optional, saves a round trip."""
         patience = self._patience("connect", self._limits.reconnect_s, cancelled)
         while self._connection is None:
             self._try_to_connect(patience)
@@ -123,7 +123,9 @@ class StateClient:
     def __enter__(self) -> StateClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _patience(self, what: str, seconds: float, cancelled: Cancelled) -> Patience:
@@ -197,8 +199,8 @@ class StateClient:
         own_bytes = sum(len(part) for part in self._memory)
         if welcome.total_bytes != own_bytes or not 1 <= welcome.chunk_bytes <= CHUNK_BYTES_MAX:
             raise TransferRefused(
-                f"found a state of {welcome.total_bytes} bytes in chunks of {welcome.chunk_bytes}, expected {own_bytes} "
-                "bytes; do both ranks run the same release?"
+                f"found a state of {welcome.total_bytes} bytes in chunks of {welcome.chunk_bytes}, expected "
+                f"{own_bytes} bytes; do both ranks run the same release?"
             )
         self._chunks = chunks_of(self._memory, welcome.chunk_bytes)
 
@@ -287,7 +289,7 @@ class StateClient:
             memory = memory[self._read_some(patience, memory, self._limits.stall_s) :]
 
     def _read_some(self, patience: Patience, memory: memoryview, stall_s: float | None) -> int:
-        """At least one byte. Raises ConnectionLostError at the end of the stream, or when nothing comes for `stall_s`."""
+        """At least one byte. ConnectionLostError at the end of the stream, or when nothing comes for `stall_s`."""
         assert self._connection is not None
         started_s = self._clock()
         while True:

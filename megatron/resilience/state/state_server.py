@@ -132,7 +132,9 @@ class StateServer:
     def __enter__(self) -> StateServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _patience(self, what: str, seconds: float, cancelled: Cancelled) -> Patience:
@@ -236,7 +238,9 @@ class StateServer:
         if isinstance(said, Ack):
             checksums = [self._cargo.checksum_of(index) for index in range(len(self._cargo.chunks))]
             if said.digest != total_digest(self._cargo.layout, checksums, self._cargo.small):
-                self._failure = TransferRefused("the joiner rank acknowledged other bytes than were sent; keep this one")
+                self._failure = TransferRefused(
+                    "the joiner rank acknowledged other bytes than were sent; keep this one"
+                )
                 return
             self._is_acknowledged = True
             if self._verdict is not None and not session.said_verdict:

@@ -137,7 +137,9 @@ class Session:
 
     def _has_more(self) -> bool:
         is_loaded = self.cargo.chunk_bytes > 0
-        return is_loaded and not self.said_verdict and not (self._sent_small and self.next_chunk == len(self.cargo.chunks))
+        return (
+            is_loaded and not self.said_verdict and not (self._sent_small and self.next_chunk == len(self.cargo.chunks))
+        )
 
     def _load_more(self) -> None:
         if not self._has_more():

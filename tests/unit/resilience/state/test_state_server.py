@@ -1,0 +1,184 @@
+"""The leaver's side: nobody but the joiner rank gets the state, strangers hold nobody up, verdicts are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from megatron.resilience.state.errors import TransferCancelled, TransferError, TransferRefused, TransferTimeout
+from megatron.resilience.state.state_client import StateClient
+from megatron.resilience.state.state_server import StateServer
+from megatron.resilience.state.transfer import TransferIdentity, Verdict, split_address
+from tests.unit.resilience.state.handover import IDENTITY, LIMITS, Elsewhere, Memory
+
+SHORT = dataclasses.replace(LIMITS, total_s=0.3)
+
+
+@pytest.fixture
+def server() -> Iterator[StateServer]:
+    with StateServer(IDENTITY, limits=LIMITS) as made:
+        yield made
+
+
+def client_of(address: str, identity: TransferIdentity = IDENTITY) -> StateClient:
+    return StateClient(identity, address, limits=LIMITS)
+
+
+def take_all(address: str, into: Memory) -> Verdict:
+    with client_of(address) as client:
+        client.receive_state(into)
+        return client.receive_verdict()
+
+
+@pytest.mark.parametrize("verdict", list(Verdict))
+def test_state_and_verdict_arrive(server: StateServer, verdict: Verdict) -> None:
+    given, taken = Memory(filled=True), Memory(filled=False)
+    address = server.listen()
+    joiner = Elsewhere(lambda: take_all(address, taken))
+    report = server.send_state(given)
+    assert report.bytes_moved == 765 + len(given.small)
+    assert server.send_verdict(verdict)
+    assert joiner.result() is verdict
+    assert taken == given
+
+
+def test_a_state_without_bytes_is_no_special_case(server: StateServer) -> None:
+    given, taken = Memory((), filled=True), Memory((), filled=False)
+    address = server.listen()
+    joiner = Elsewhere(lambda: take_all(address, taken))
+    server.send_state(given)
+    assert server.send_verdict(Verdict.LEAVE)
+    assert joiner.result() is Verdict.LEAVE
+    assert taken.small == given.small
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"global_rank": 4}, "found a joiner of global rank 4, expected 3"),
+        ({"generation": 1}, "found a joiner of generation 1, expected 2"),
+        ({"job_id": "another"}, "another job"),
+    ],
+)
+def test_another_rank_generation_or_job_is_told_and_the_right_one_served(
+    server: StateServer, changed: dict[str, object], words: str
+) -> None:
+    given, taken = Memory(filled=True), Memory(filled=False)
+    address = server.listen()
+    wrong = client_of(address, dataclasses.replace(IDENTITY, **changed))  # type: ignore[arg-type]
+    stranger = Elsewhere(lambda: wrong.receive_state(Memory(filled=False)))
+    giver = Elsewhere(lambda: server.send_state(given))
+    with pytest.raises(TransferRefused, match=words):
+        stranger.result()
+    with client_of(address) as client:
+        client.receive_state(taken)
+    giver.result()
+    assert taken == given
+
+
+def test_a_wrong_token_gets_no_answer_and_no_byte(server: StateServer) -> None:
+    given, taken = Memory(filled=True), Memory(filled=False)
+    address = server.listen()
+    giver = Elsewhere(lambda: server.send_state(given))
+    wrong = StateClient(dataclasses.replace(IDENTITY, token="guessed"), address, limits=SHORT)
+    with pytest.raises(TransferTimeout):
+        wrong.receive_state(taken)
+    assert taken == Memory(filled=False)
+    with client_of(address) as client:
+        client.receive_state(taken)
+    giver.result()
+    assert taken == given
+
+
+def test_another_layout_ends_the_transfer_at_once_on_both_sides(server: StateServer) -> None:
+    address = server.listen()
+    joiner = Elsewhere(lambda: take_all(address, Memory((700, 2, 63), filled=False)))
+    with pytest.raises(TransferRefused, match="another way"):
+        server.send_state(Memory(filled=True))
+    with pytest.raises(TransferRefused, match="another way"):
+        joiner.result()
+
+
+def test_a_joiner_that_cannot_use_the_state_ends_the_transfer_with_its_reason(server: StateServer) -> None:
+    address = server.listen()
+    taken = Memory(filled=False)
+    taken.fits = False
+    joiner = Elsewhere(lambda: take_all(address, taken))
+    with pytest.raises(TransferRefused, match="it does not fit"):
+        server.send_state(Memory(filled=True))
+    with pytest.raises(TransferRefused, match="it does not fit"):
+        joiner.result()
+
+
+def test_silent_and_noisy_strangers_hold_nobody_up(server: StateServer) -> None:
+    given, taken = Memory(filled=True), Memory(filled=False)
+    address = server.listen()
+    strangers = [socket.create_connection(split_address(address)) for _ in range(30)]
+    try:
+        for number, stranger in enumerate(strangers):
+            stranger.sendall([b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 50, b"\x40\x00"][number % 4])
+        joiner = Elsewhere(lambda: take_all(address, taken))
+        report = server.send_state(given)
+        assert server.send_verdict(Verdict.LEAVE)
+        assert joiner.result() is Verdict.LEAVE
+    finally:
+        for stranger in strangers:
+            stranger.close()
+    assert report.duration_s < LIMITS.handshake_s + 3
+    assert taken == given
+
+
+def test_nobody_comes_is_a_time_out_that_names_the_rank() -> None:
+    with StateServer(IDENTITY, limits=SHORT) as server:
+        server.listen()
+        with pytest.raises(TransferTimeout, match=r"send state of global rank 3, generation 2: not done within 0\.3 s"):
+            server.send_state(Memory(filled=True))
+        assert not server.send_verdict(Verdict.STAY, within_s=0.1)
+
+
+def test_a_caller_can_stop_it(server: StateServer) -> None:
+    server.listen()
+    asked = threading.Event()
+
+    def cancelled() -> bool:
+        was_asked = asked.is_set()
+        asked.set()
+        return was_asked
+
+    with pytest.raises(TransferCancelled):
+        server.send_state(Memory(filled=True), cancelled=cancelled)
+
+
+def test_leave_is_not_said_before_the_state_is_acknowledged(server: StateServer) -> None:
+    server.listen()
+    with pytest.raises(TransferError, match="expected STAY"):
+        server.send_verdict(Verdict.LEAVE)
+
+
+def test_a_verdict_is_never_changed(server: StateServer) -> None:
+    server.listen()
+    assert not server.send_verdict(Verdict.STAY, within_s=0.01)
+    with pytest.raises(TransferError, match="cannot become"):
+        server.send_verdict(Verdict.STAY if False else Verdict.LEAVE)
+    with pytest.raises(TransferError, match="make another server"):
+        server.send_state(Memory(filled=True))
+
+
+def test_without_a_listener_it_says_so() -> None:
+    server = StateServer(IDENTITY, limits=LIMITS)
+    with pytest.raises(TransferError, match="call listen"):
+        server.send_state(Memory(filled=True))
+    server.close()
+
+
+def test_it_can_be_closed_twice_and_lets_its_port_go(server: StateServer) -> None:
+    address = server.listen()
+    server.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(split_address(address))
+    with StateServer(IDENTITY) as another:
+        another.close()
