@@ -16,7 +16,7 @@ _COLUMNS = 1024
 _ROW_BYTES = _COLUMNS * 8
 
 
-def checksum(memory: memoryview | bytes) -> int:
+def checksum(memory: memoryview | bytes | bytearray) -> int:
     """64 bits over `memory`, whatever its length; the length itself counts too."""
     view = memoryview(memory)
     whole = len(view) // _ROW_BYTES * _ROW_BYTES

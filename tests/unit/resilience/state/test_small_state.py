@@ -32,9 +32,9 @@ def captured(rank: Any) -> SmallState:
 
 def changed(state: SmallState, name: str) -> SmallState:
     """`state` with one thing wrong."""
-    builtins: dict[str, Any] = msgspec.to_builtins(state, builtin_types=(bytes,))
-    one = pack(torch.zeros(1))
-    {
+    builtins: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(state))
+    one = msgspec.msgpack.decode(msgspec.msgpack.encode(pack(torch.zeros(1))))
+    changes: dict[str, Callable[[], Any]] = {
         "a scheduler value is missing": lambda: builtins["scheduler"].pop("num_steps"),
         "a scheduler value is a word": lambda: builtins["scheduler"].update(num_steps="many"),
         "a group is missing": lambda: builtins.update(parameter_groups=[builtins["parameter_groups"][0][:-1]]),
@@ -51,11 +51,14 @@ def changed(state: SmallState, name: str) -> SmallState:
         "a random state is short": lambda: builtins["generators"].update(torch=b"short"),
         "python's state is short": lambda: builtins["generators"].update(python=[3, [1, 2], None]),
         "a tensor is missing": lambda: builtins["tensors"].pop("optimizer0.found_inf"),
-        "a tensor has no place": lambda: builtins["tensors"].update({"chunk7.x": msgspec.to_builtins(one, builtin_types=(bytes,))}),
-        "a tensor has another shape": lambda: builtins["tensors"]["optimizer0.found_inf"].update(shape=[2], data=bytes(8)),
+        "a tensor has no place": lambda: builtins["tensors"].update({"chunk7.x": one}),
+        "a tensor has another shape": lambda: builtins["tensors"]["optimizer0.found_inf"].update(
+            one | {"shape": [2], "data": bytes(8)}
+        ),
         "a tensor is damaged": lambda: builtins["tensors"]["optimizer0.found_inf"].update(data=b"abc"),
-    }[name]()
-    return msgspec.convert(builtins, SmallState, builtin_types=(bytes,))
+    }
+    changes[name]()
+    return decode_small_state(msgspec.msgpack.encode(builtins))
 
 
 WRONGS = {
@@ -140,7 +143,8 @@ PARTS = (
 
 def test_each_part_is_captured_and_restored(lone_rank: LoneRank) -> None:
     with lone_rank(FLAGS) as rank:
-        rank.step(1)
+        for iteration in (1, 2):  # the second one ends the first batch
+            rank.step(iteration)
         before = capture_small_state(rank.trainee, {})
         for part in PARTS:
             spoil(rank, part)

@@ -15,7 +15,16 @@ from megatron.resilience.state.errors import StateError
 from megatron.resilience.state.small_tensors import PackedTensor, module_of, pack, small_tensors, unpack
 
 LoneRank = Callable[[str], AbstractContextManager[Any]]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int32, torch.int64]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.bool,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+]
 
 
 @given(dtype=st.sampled_from(DTYPES), shape=st.lists(st.integers(0, 4), max_size=3))

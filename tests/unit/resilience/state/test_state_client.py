@@ -22,7 +22,7 @@ from megatron.resilience.state.transfer import Verdict, join_address, split_addr
 from megatron.resilience.state.wire import challenge
 from tests.unit.resilience.state.handover import IDENTITY, LIMITS, Elsewhere, Memory, Relay, cut_at, flip_at
 
-STREAM_BYTES = 1300
+STREAM_BYTES = 1040
 """More than a leaver sends for the memory of these tests, verdict included."""
 
 Harm = Callable[[int], Callable[[int, bytes], bytes]]
@@ -70,7 +70,7 @@ def test_a_connection_cut_or_damaged_at_any_byte_at_all_is_made_good(harm: Harm)
 
 
 def test_a_second_cut_goes_on_after_the_last_whole_chunk() -> None:
-    taken, _, relay = hand_over({0: cut_at(600), 1: cut_at(500), 2: lambda _, data: data})
+    taken, _, relay = hand_over({0: cut_at(600), 1: cut_at(450), 2: lambda _, data: data})
     assert taken == Memory(filled=True)
     assert relay.seen == 3
     assert relay.passed[2] < 900, "what was there already came again"
@@ -92,7 +92,10 @@ def test_a_verdict_that_was_lost_is_said_again() -> None:
 
 
 def test_stay_instead_of_state_is_heard_as_such() -> None:
-    with StateServer(IDENTITY, limits=LIMITS) as server, StateClient(IDENTITY, server.listen(), limits=LIMITS) as client:
+    with (
+        StateServer(IDENTITY, limits=LIMITS) as server,
+        StateClient(IDENTITY, server.listen(), limits=LIMITS) as client,
+    ):
         joiner = Elsewhere(lambda: client.receive_state(Memory(filled=False)))
         assert server.send_verdict(Verdict.STAY)
         with pytest.raises(LeaverStays):
@@ -101,7 +104,10 @@ def test_stay_instead_of_state_is_heard_as_such() -> None:
 
 
 def test_it_may_connect_long_before_the_boundary() -> None:
-    with StateServer(IDENTITY, limits=LIMITS) as server, StateClient(IDENTITY, server.listen(), limits=LIMITS) as client:
+    with (
+        StateServer(IDENTITY, limits=LIMITS) as server,
+        StateClient(IDENTITY, server.listen(), limits=LIMITS) as client,
+    ):
         client.connect()
         taken = Memory(filled=False)
         joiner = Elsewhere(lambda: client.receive_state(taken))

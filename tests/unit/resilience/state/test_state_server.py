@@ -160,10 +160,13 @@ def test_leave_is_not_said_before_the_state_is_acknowledged(server: StateServer)
 
 
 def test_a_verdict_is_never_changed(server: StateServer) -> None:
-    server.listen()
-    assert not server.send_verdict(Verdict.STAY, within_s=0.01)
+    address = server.listen()
+    joiner = Elsewhere(lambda: take_all(address, Memory(filled=False)))
+    server.send_state(Memory(filled=True))
+    assert server.send_verdict(Verdict.LEAVE)
     with pytest.raises(TransferError, match="cannot become"):
-        server.send_verdict(Verdict.STAY if False else Verdict.LEAVE)
+        server.send_verdict(Verdict.STAY)
+    assert joiner.result() is Verdict.LEAVE
     with pytest.raises(TransferError, match="make another server"):
         server.send_state(Memory(filled=True))
 
