@@ -276,7 +276,9 @@ def test_terminal_shows_progress_and_the_log_above_it(tmp_path: Path) -> None:
 
 def test_launcher_and_spawner_import_no_torch() -> None:
     program = (
-        "import sys, megatron.resilience.cli.main, megatron.resilience.agent.spawner\n"
+        "import sys, importlib, megatron.resilience.cli.main as main, megatron.resilience.agent.spawner\n"
+        "modules = [importlib.import_module(name) for name in main._COMMANDS.values()]\n"
+        "assert all(callable(module.main) for module in modules)\n"
         "sys.exit(any(name.split('.')[0] in ('torch', 'numpy') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=LIMIT_S, check=False).returncode == 0

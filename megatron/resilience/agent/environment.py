@@ -35,6 +35,45 @@ def inherited_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    """What the environment says of the job's control plane; empty where it says nothing."""
+
+    controller: str
+    """TRAINMOVER_CONTROLLER: host:port, or a file or resilience directory that has it."""
+    token: str
+    """TRAINMOVER_TOKEN."""
+    job: str
+    """TRAINMOVER_JOB."""
+    machine_id: str
+    """TRAINMOVER_MACHINE."""
+    resilience_dir: str
+    """TRAINMOVER_RESILIENCE_DIR."""
+    threads: str
+    """OMP_NUM_THREADS: threads of a rank's arithmetic."""
+    cpu_capability: str
+    """ATEN_CPU_CAPABILITY: what torch is told to use of this processor."""
+
+
+def control_settings(environment: Mapping[str, str]) -> ControlSettings:
+    """Reads them, once, at the start of an agent, a controller or a user's command."""
+    return ControlSettings(
+        controller=environment.get("TRAINMOVER_CONTROLLER", ""),
+        token=environment.get("TRAINMOVER_TOKEN", ""),
+        job=environment.get("TRAINMOVER_JOB", ""),
+        machine_id=environment.get("TRAINMOVER_MACHINE", ""),
+        resilience_dir=environment.get("TRAINMOVER_RESILIENCE_DIR", ""),
+        threads=environment.get("OMP_NUM_THREADS", ""),
+        cpu_capability=environment.get("ATEN_CPU_CAPABILITY", ""),
+    )
+
+
+def joining_environment(*, socket_path: str, generation: int) -> dict[str, str]:
+    """What a rank under an agent has besides: the agent's socket and, if it joins a running job, that it does."""
+    joins = {"TRAINMOVER_JOIN_GENERATION": str(generation), "TRAINMOVER_MODE": "isolated"}
+    return {"TRAINMOVER_AGENT": socket_path, **(joins if generation > 1 else {})}
+
+
 def install_environment(values: Mapping[str, str]) -> None:
     """Sets `values` in this process, for the modules it is going to import and the children it forks."""
     os.environ.update(values)
@@ -56,10 +95,13 @@ def default_environment(inherited: Mapping[str, str], master_addr: str) -> dict[
     return {name: value for name, value in wanted.items() if name not in inherited}
 
 
-def rank_environment(shape: JobShape, *, group_rank: int, local_rank: int) -> dict[str, str]:
+def rank_environment(
+    shape: JobShape, *, group_rank: int, local_rank: int, machine_id: str | None = None
+) -> dict[str, str]:
     """The variables that tell a rank its place, named and counted as torchrun does, and which ranks share a machine.
 
-    Machines of one computer are told apart, so that what runs between them is what runs between real ones.
+    Machines of one computer are told apart, so that what runs between them is what runs between real ones. Without an
+    agent nobody gives a `machine_id`, and machines are as their slots.
     """
     return {
         "RANK": str(shape.global_rank(group_rank, local_rank)),
@@ -69,5 +111,5 @@ def rank_environment(shape: JobShape, *, group_rank: int, local_rank: int) -> di
         "GROUP_RANK": str(group_rank),
         "MASTER_ADDR": shape.master_addr,
         "MASTER_PORT": str(shape.master_port),
-        "TRAINMOVER_MACHINE": f"slot-{group_rank}",
+        "TRAINMOVER_MACHINE": f"slot-{group_rank}" if machine_id is None else machine_id,
     }

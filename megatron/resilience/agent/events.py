@@ -1,4 +1,5 @@
-"""What a spawner tells the launcher: JSON, one event a line, over the descriptor given by --report-fd.
+"""What a spawner, or the agent round it, tells the launcher: JSON, one event a line, over the descriptor given by
+--report-fd.
 
 Times are CLOCK_MONOTONIC seconds, which all processes of one computer share.
 """
@@ -38,7 +39,35 @@ class RankExited:
     """None if it exited with 0, or by a signal that we sent."""
 
 
-AgentEvent = RankStarted | RankFailed | RankExited
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotTaken:
+    """An agent's machine holds a slot from now on: its ranks are the job's."""
+
+    group_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotReleased:
+    """An agent's machine holds that slot no more: what its ranks do is no matter of the job's."""
+
+    group_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStopped:
+    """The controller has declared the job over."""
+
+    why: str
+
+
+AgentEvent = RankStarted | RankFailed | RankExited | SlotTaken | SlotReleased | JobStopped
+
+_PLAIN: dict[str, type[RankStarted | SlotTaken | SlotReleased | JobStopped]] = {
+    "RankStarted": RankStarted,
+    "SlotTaken": SlotTaken,
+    "SlotReleased": SlotReleased,
+    "JobStopped": JobStopped,
+}
 
 
 def encode(event: AgentEvent) -> bytes:
@@ -54,10 +83,10 @@ def decode(line: str) -> AgentEvent:
     name = fields.pop("event", None)
     failure = fields.pop("failure", None)
     report = FailureReport(**failure) if failure is not None else None
-    if name == "RankStarted":
-        return RankStarted(**fields)
+    if name in _PLAIN:
+        return _PLAIN[name](**fields)
     if name == "RankFailed" and report is not None:
         return RankFailed(failure=report)
     if name == "RankExited":
         return RankExited(failure=report, **fields)
-    raise ValueError(f"found event {name!r}, expected RankStarted, RankFailed or RankExited")
+    raise ValueError(f"found event {name!r}, expected RankFailed, RankExited, {', '.join(_PLAIN)}")

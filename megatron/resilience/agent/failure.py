@@ -48,7 +48,7 @@ class FailureReport:
     """How one rank, or one machine's spawner, failed."""
 
     global_rank: int | None
-    """None for the spawner itself."""
+    """None for the spawner (or agent) itself."""
     group_rank: int
     """Slot of the machine."""
     time_s: float
@@ -63,6 +63,8 @@ class FailureReport:
     """More of its message, for telling lost peers."""
     log_path: str = ""
     """Where its whole output is."""
+    process: str = "spawner"
+    """What failed, if it was no rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ def _order(report: FailureReport) -> int:
 def describe(verdict: Verdict) -> list[str]:
     """The closing lines of a failed job: who failed and how, then where the rest can be read."""
     report = verdict.report
-    who = f"the spawner of machine {report.group_rank}"
+    who = f"the {report.process} of machine {report.group_rank}"
     if report.global_rank is not None:
         who = f"global rank {report.global_rank} on machine {report.group_rank}"
     if report.signal_number is not None:

@@ -54,11 +54,15 @@ class SpawnerConfig:
     log_dir: Path | None
     report_fd: int | None
     limits: Limits
+    machine_id: str | None
+    """What its agent calls this machine; None without an agent."""
+    generation: int
+    """In which its agent starts these ranks: above 1 they take over a slot of a running job."""
 
 
-def rank_log_path(log_dir: Path, global_rank: int) -> Path:
-    """Where the output of a rank is kept."""
-    return log_dir / f"rank-{global_rank:04d}.log"
+def rank_log_path(log_dir: Path, global_rank: int, generation: int = 1) -> Path:
+    """Where the output of a rank is kept; a joiner's beside its leaver's."""
+    return log_dir / (f"rank-{global_rank:04d}" + (f".generation-{generation}" if generation > 1 else "") + ".log")
 
 
 class Spawner:
@@ -78,7 +82,8 @@ class Spawner:
         self._has_trained = False
         self._ranks: dict[int, RankWatch] = {}
         for rank in started:
-            path = None if config.log_dir is None else rank_log_path(config.log_dir, rank.global_rank)
+            log_dir = config.log_dir
+            path = None if log_dir is None else rank_log_path(log_dir, rank.global_rank, config.generation)
             self._ranks[rank.pid] = RankWatch(rank, group_rank=config.group_rank, log_path=path)
 
     def run(self) -> int:
@@ -257,6 +262,8 @@ def parse_arguments(argv: Sequence[str]) -> SpawnerConfig:
     parser.add_argument("--start", choices=[mode.value for mode in StartMode], default=StartMode.FORK.value)
     parser.add_argument("--grace-period", type=float, default=Limits().grace_s, help="seconds after a forwarded signal")
     parser.add_argument("--report-fd", type=int, help="descriptor for events, one JSON object a line")
+    parser.add_argument("--machine-id", help="what its agent calls this machine")
+    parser.add_argument("--generation", type=int, default=1, help="in which its agent starts these ranks")
     own, script = split_at_script(argv)
     options = parser.parse_args(own)
     if not script:
@@ -277,6 +284,8 @@ def parse_arguments(argv: Sequence[str]) -> SpawnerConfig:
         log_dir=options.log_dir,
         report_fd=options.report_fd,
         limits=Limits(grace_s=options.grace_period),
+        machine_id=options.machine_id,
+        generation=options.generation,
     )
 
 
@@ -302,7 +311,9 @@ def _start_ranks(config: SpawnerConfig, signals: SignalInbox) -> list[StartedRan
     started: list[StartedRank] = []
     kept = [] if config.report_fd is None else [config.report_fd]
     for local_rank in range(config.shape.ranks_per_machine):
-        environment = rank_environment(config.shape, group_rank=config.group_rank, local_rank=local_rank)
+        environment = rank_environment(
+            config.shape, group_rank=config.group_rank, local_rank=local_rank, machine_id=config.machine_id
+        )
         plan = RankPlan(
             global_rank=config.shape.global_rank(config.group_rank, local_rank),
             script=config.script,

@@ -13,7 +13,9 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from megatron.resilience.agent import events, lifecycle, process_tree
@@ -58,6 +60,9 @@ def spawner_command(config: JobConfig, group_rank: int, report_fd: int) -> list[
 class Job:
     """The launcher's loop. The calling process must be a child subreaper."""
 
+    _process_name = "spawner"
+    """What a machine is to the launcher."""
+
     def __init__(self, config: JobConfig, view: View) -> None:
         self._config = config
         self._view = view
@@ -84,8 +89,7 @@ class Job:
             f" {shape.master_addr}:{shape.master_port}, logs in {self._config.log_dir}"
         )
         try:
-            for group_rank in range(shape.machines):
-                self._start_machine(group_rank)
+            self._start_machines()
             while self._state is not State.ENDED:
                 self._turn()
         finally:
@@ -93,15 +97,23 @@ class Job:
             self._view.close()
         return self._conclude(time.monotonic() - started_s)
 
-    def _start_machine(self, group_rank: int) -> None:
-        ours, theirs = socket.socketpair()
+    def _start_machines(self) -> None:
         inherited = inherited_environment()
+        environment = {**inherited, **default_environment(inherited, self._config.shape.master_addr)}
+        for group_rank in range(self._config.shape.machines):
+            self._start_machine(group_rank, partial(spawner_command, self._config, group_rank), environment)
+
+    def _start_machine(
+        self, group_rank: int, command: Callable[[int], list[str]], environment: Mapping[str, str]
+    ) -> Machine:
+        """Starts `command(report descriptor)`, which is to be a machine's spawner or agent."""
+        ours, theirs = socket.socketpair()
         process = subprocess.Popen(
-            spawner_command(self._config, group_rank, theirs.fileno()),
+            command(theirs.fileno()),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**inherited, **default_environment(inherited, self._config.shape.master_addr)},
+            env=dict(environment),
             pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
@@ -110,9 +122,14 @@ class Job:
         self._machines[process.pid] = machine
         self._selector.register(machine.output, selectors.EVENT_READ, machine)
         self._selector.register(machine.channel, selectors.EVENT_READ, machine)
+        return machine
+
+    def _next_deadline_s(self) -> float:
+        return self._deadline_s
 
     def _turn(self) -> None:
-        timeout_s = None if self._deadline_s == float("inf") else max(0.0, self._deadline_s - time.monotonic())
+        deadline_s = self._next_deadline_s()
+        timeout_s = None if deadline_s == float("inf") else max(0.0, deadline_s - time.monotonic())
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
                 for number in self._signals.read():
@@ -137,8 +154,7 @@ class Job:
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGCHLD:
             for pid, status in process_tree.reap_children():
-                if pid in self._machines:
-                    self._on_machine_ended(self._machines[pid], status)
+                self._on_child_ended(pid, status)
             return
         is_stop = number in (signal.SIGINT, signal.SIGTERM)
         if is_stop and any(sent in self._stop_signals for sent in (signal.SIGINT, signal.SIGTERM)):
@@ -154,21 +170,26 @@ class Job:
             machine.send(forwarded)
         self._step(Event.STOP_REQUESTED)
 
+    def _on_child_ended(self, pid: int, status: int) -> None:
+        if pid in self._machines:
+            self._on_machine_ended(self._machines[pid], status)
+
     def _read(self, machine: Machine) -> None:
         self._show(machine, machine.read_lines())
-        self._learn(machine.read_events())
+        for event in machine.read_events():
+            self._learn(machine, event)
         for stream in machine.take_finished_streams():
             self._selector.unregister(stream)
 
-    def _learn(self, news: list[events.AgentEvent]) -> None:
-        for event in news:
-            if isinstance(event, events.RankStarted):
-                self._memory.note([event.pid])
-                continue
-            if isinstance(event, events.RankExited):
-                self._statuses[event.global_rank] = event.status
-            if event.failure is not None:
-                self._fail(event.failure)
+    def _learn(self, machine: Machine, event: events.AgentEvent) -> None:
+        match event:
+            case events.RankStarted(pid=pid):
+                self._memory.note([pid])
+            case events.RankExited(global_rank=global_rank, status=status):
+                self._statuses[global_rank] = status
+        failure = getattr(event, "failure", None)
+        if failure is not None:
+            self._fail(replace(failure, group_rank=machine.group_rank))
 
     def _fail(self, failure: FailureReport) -> None:
         self._failures[failure.group_rank, failure.global_rank] = failure
@@ -190,13 +211,18 @@ class Job:
                 self._view.progress(self._progress)
 
     def _on_machine_ended(self, machine: Machine, status: int) -> None:
-        """Its spawner was reaped: what it wrote is complete, and what it may have left is now beneath us."""
+        """Its process was reaped: what it wrote is complete, and what it may have left is now beneath us."""
         self._end_orphans()
         while machine.is_readable():
             self._read(machine)
         machine.end(status)
+        self._judge(machine, status)
+
+    def _judge(self, machine: Machine, status: int) -> None:
+        """Whether the end of a machine is a failure of the job."""
         shape = self._config.shape
-        ranks = [shape.global_rank(machine.group_rank, local_rank) for local_rank in range(shape.ranks_per_machine)]
+        slot = machine.group_rank if machine.slot is None else machine.slot
+        ranks = [shape.global_rank(slot, local_rank) for local_rank in range(shape.ranks_per_machine)]
         if status > 0 and all(global_rank in self._statuses for global_rank in ranks):
             return  # it only passes its ranks' failures on
         if status != 0 and -status not in machine.signals_sent:
@@ -210,15 +236,19 @@ class Job:
                     signal_number=-status if status < 0 else None,
                     exception=exception if status > 0 else "",
                     details=details if status > 0 else "",
+                    process=self._process_name,
                 )
             )
 
+    def _spared(self) -> list[int]:
+        return [pid for pid, machine in self._machines.items() if not machine.is_ended]
+
     def _end_orphans(self) -> None:
-        """Ends everything beneath us but the living spawners and what is beneath them."""
-        living = [pid for pid, machine in self._machines.items() if not machine.is_ended]
+        """Ends everything beneath us but the living machines and what is beneath them."""
+        spared = self._spared()
 
         def find() -> list[process_tree.ProcessRecord]:
-            return process_tree.descendants(process_tree.read_processes(), os.getpid(), spared=living)
+            return process_tree.descendants(process_tree.read_processes(), os.getpid(), spared=spared)
 
         orphans = find()
         if orphans:

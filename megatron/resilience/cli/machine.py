@@ -22,6 +22,8 @@ class Machine:
     def __init__(self, group_rank: int, process: subprocess.Popen[bytes], channel: socket.socket) -> None:
         assert process.stdout is not None
         self.group_rank = group_rank
+        self.slot: int | None = group_rank
+        """That it holds. With agents it may change, and there may be none."""
         self.is_ended = False
         self.signals_sent: set[int] = set()
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from megatron.resilience.agent.failure import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from megatron.resilience.cli import run
 from megatron.resilience.cli.usage import UsageError, nearest
 
-_COMMANDS = {"run": run.main}
+_COMMANDS = {
+    "run": "megatron.resilience.cli.run",
+    "status": "megatron.resilience.cli.status",
+    "migrate": "megatron.resilience.cli.migrate",
+    "incidents": "megatron.resilience.cli.incidents",
+    "controller": "megatron.resilience.controller.main",
+    "agent": "megatron.resilience.agent.main",
+}
+"""Subcommand -> the module that is imported for it, and whose `main` runs it."""
 
 _HELP = """usage: trainmover COMMAND ...
 
 commands:
-  run    start a training job of several machines on this computer
+  run         start a training job of several machines on this computer
+  status      show the machines of a running job, and what moves
+  migrate     take a machine out of a running job and put another in
+  incidents   list the interruptions of a job and what they cost
+  controller  control the membership of one job; `run --resilience` starts it
+  agent       start and watch the ranks of one machine; `run --resilience` starts it
 
 `trainmover COMMAND --help` tells more."""
 
@@ -31,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(
                 f"found command {arguments[0]!r}, expected {' or '.join(_COMMANDS)}{nearest(arguments[0], _COMMANDS)}"
             )
-        return command(arguments[1:])
+        entry: Callable[[Sequence[str]], int] = importlib.import_module(command).main
+        return entry(arguments[1:])
     except UsageError as error:
         print(f"trainmover: error: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -32,6 +32,7 @@ from megatron.resilience.agent.rank_start import StartMode
 from megatron.resilience.agent.script import ScriptFacts, read_script_facts
 from megatron.resilience.agent.spawner import split_at_script
 from megatron.resilience.cli.job import Job, JobConfig
+from megatron.resilience.cli.resilience_flags import add_resilience_flags, check_resilience
 from megatron.resilience.cli.usage import FlagParser, UsageError
 from megatron.resilience.cli.view import open_view
 
@@ -66,6 +67,10 @@ def main(argv: Sequence[str]) -> int:
         log_dir=_make_log_dir(options.log_dir),
         limits=Limits(grace_s=options.grace_period),
     )
+    if options.resilience:
+        from megatron.resilience.cli.run_resilient import run_resilient
+
+        return run_resilient(config, options)
     return Job(config, open_view(sys.stdout)).run()
 
 
@@ -89,6 +94,7 @@ def _parser() -> FlagParser:
     parser.add_argument(
         "--grace-period", type=float, default=Limits().grace_s, metavar="SECONDS", help="from a signal to the kill"
     )
+    add_resilience_flags(parser)
     return parser
 
 
@@ -111,6 +117,7 @@ def _check(options: argparse.Namespace, script: list[str]) -> None:
             )
     if options.log_dir is not None:
         _check_writable(options.log_dir)
+    check_resilience(options)
 
 
 def _check_writable(directory: Path) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from megatron.resilience.agent.environment import JobShape, default_environment, rank_environment
+from megatron.resilience.agent.environment import (
+    JobShape,
+    control_settings,
+    default_environment,
+    joining_environment,
+    rank_environment,
+)
 
 SHAPE = JobShape(machines=3, ranks_per_machine=2, master_addr="10.0.0.1", master_port=29500)
 
@@ -20,6 +26,26 @@ def test_rank_variables() -> None:
         "MASTER_PORT": "29500",
         "TRAINMOVER_MACHINE": "slot-2",
     }
+
+
+def test_an_agents_ranks_are_told_their_machine_which_is_not_their_slot() -> None:
+    told = rank_environment(SHAPE, group_rank=2, local_rank=1, machine_id="machine-7")
+    assert (told["TRAINMOVER_MACHINE"], told["GROUP_RANK"]) == ("machine-7", "2")
+
+
+def test_only_joiners_are_told_to_build_alone() -> None:
+    assert joining_environment(socket_path="@a", generation=1) == {"TRAINMOVER_AGENT": "@a"}
+    assert joining_environment(socket_path="@a", generation=4) == {
+        "TRAINMOVER_AGENT": "@a",
+        "TRAINMOVER_JOIN_GENERATION": "4",
+        "TRAINMOVER_MODE": "isolated",
+    }
+
+
+def test_control_settings_are_empty_where_nothing_is_said() -> None:
+    assert control_settings({}).controller == ""
+    told = control_settings({"TRAINMOVER_TOKEN": "a", "TRAINMOVER_MACHINE": "b", "OMP_NUM_THREADS": "1"})
+    assert (told.token, told.machine_id, told.threads, told.job) == ("a", "b", "1", "")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])

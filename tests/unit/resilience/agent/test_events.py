@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from megatron.resilience.agent.events import AgentEvent, RankExited, RankFailed, RankStarted, decode, encode
+from megatron.resilience.agent.events import (
+    AgentEvent,
+    JobStopped,
+    RankExited,
+    RankFailed,
+    RankStarted,
+    SlotReleased,
+    SlotTaken,
+    decode,
+    encode,
+)
 from megatron.resilience.agent.failure import FailureReport
 
 FAILURE = FailureReport(
@@ -19,6 +29,9 @@ FAILURE = FailureReport(
         RankFailed(failure=FAILURE),
         RankExited(global_rank=3, status=-9, failure=FAILURE),
         RankExited(global_rank=3, status=0, failure=None),
+        SlotTaken(group_rank=2),
+        SlotReleased(group_rank=2),
+        JobStopped(why="all ranks\nhave finished"),
     ],
 )
 def test_event_comes_out_as_it_went_in_and_is_one_line(event: AgentEvent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -40,6 +41,11 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--grace-period", "nan"], "--grace-period nan"),
         (["--port", "70000"], "expected 1 to 65535"),
         (["stray.py"], "expected `--` before the script"),
+        (["--elastic", "1"], "found --elastic without --resilience"),
+        (["--resilience-dir", "dir"], "found --resilience-dir without --resilience"),
+        (["--isolation", "netns"], "found --isolation without --resilience"),
+        (["--resilience", "--elastic", "-1"], "found --elastic -1, expected 0 or more"),
+        (["--resilience", "--isolation", "vm"], "invalid choice: 'vm' (choose from 'none', 'netns')"),
     ],
 )
 def test_wrong_flags(capsys: pytest.CaptureFixture[str], script: str, flags: list[str], said: str) -> None:
@@ -65,6 +71,63 @@ def test_busy_port(capsys: pytest.CaptureFixture[str], script: str) -> None:
 def test_log_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str], script: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "not writable" in refusal(capsys, "run", "--log-dir", str(tmp_path / "file" / "logs"), "--", script)
+
+
+def test_journal_of_an_earlier_job_is_not_continued(
+    capsys: pytest.CaptureFixture[str], script: str, tmp_path: Path
+) -> None:
+    (tmp_path / "journal.sqlite").touch()
+    said = refusal(capsys, "run", "--resilience", "--resilience-dir", str(tmp_path), "--", script)
+    assert "found the journal of an earlier job" in said
+
+
+def test_namespaces_without_root_are_refused(
+    capsys: pytest.CaptureFixture[str], script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "expected root for --isolation netns" in refusal(
+        capsys, "run", "--resilience", "--isolation", "netns", "--", script
+    )
+
+
+@pytest.mark.parametrize("command", ["status", "incidents"])
+def test_commands_of_users_say_which_job_they_looked_for(
+    capsys: pytest.CaptureFixture[str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TRAINMOVER_RESILIENCE_DIR", "TRAINMOVER_CONTROLLER", "TRAINMOVER_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    assert "found no job under build/logs" in refusal(capsys, command)
+    assert "expected a job's token" in refusal(capsys, command, "--resilience-dir", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("TRAINMOVER_CONTROLLER", ()),
+        ("TRAINMOVER_TOKEN", ("TRAINMOVER_CONTROLLER",)),
+        ("TRAINMOVER_JOB", ("TRAINMOVER_CONTROLLER", "TRAINMOVER_TOKEN")),
+        ("TRAINMOVER_MACHINE", ("TRAINMOVER_CONTROLLER", "TRAINMOVER_TOKEN", "TRAINMOVER_JOB")),
+    ],
+)
+def test_agent_says_what_its_environment_lacks(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    name: str,
+    arguments: tuple[str, ...],
+) -> None:
+    for given in ("TRAINMOVER_CONTROLLER", "TRAINMOVER_TOKEN", "TRAINMOVER_JOB", "TRAINMOVER_MACHINE"):
+        monkeypatch.delenv(given, raising=False)
+    for given in arguments:
+        monkeypatch.setenv(given, "value")
+    flags = ("--machines", "1", "--ranks-per-machine", "1", "--master-addr", "127.0.0.1", "--master-port", "1")
+    assert f"found no {name} in the environment" in refusal(capsys, "agent", *flags, "--", script)
+
+
+def test_a_part_of_the_tls_files_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags = ("--resilience-dir", str(tmp_path), "--job", "a", "--machines", "1", "--ranks-per-machine", "1")
+    assert "expected all three or none" in refusal(capsys, "controller", *flags, "--tls-key", "key.pem")
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,74 @@
+"""`trainmover incidents`: the interruptions of a job, oldest first, and what each cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
+from megatron.resilience.cli.migrate import bytes_text
+from megatron.resilience.cli.user import find_client, user_parser
+from megatron.resilience.controller.client import ClientError, ControllerClient
+from megatron.resilience.protocol.incidents import Incident
+from megatron.resilience.protocol.messages import AskIncidents, IncidentsAnswer
+
+_PATIENCE_S = 5.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Lists them. Returns the exit code; raises UsageError."""
+    parser = user_parser("incidents", "Lists the interruptions of a job and what they cost.")
+    parser.add_argument("--json", action="store_true", help="a JSON array")
+    options = parser.parse_flags(list(argv))
+    client = find_client(options)
+    try:
+        incidents = ask_incidents(client)
+    except ClientError as error:
+        print(f"trainmover: error: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    if options.json:
+        print(json.dumps(msgspec.to_builtins(incidents)))
+        return EXIT_OK
+    from rich.console import Console
+
+    Console(file=sys.stdout).print(table(incidents) if incidents else "no incidents")
+    return EXIT_OK
+
+
+def ask_incidents(client: ControllerClient) -> tuple[Incident, ...]:
+    """All so far. Raises ClientError."""
+    for answer in client.ask(AskIncidents(), patience_s=_PATIENCE_S, retry=lambda: None):
+        if isinstance(answer, IncidentsAnswer):
+            return answer.incidents
+    raise ClientError("the controller gave no incidents")
+
+
+def table(incidents: Sequence[Incident]) -> Any:
+    """A rich table, a row an incident."""
+    from rich.table import Table
+
+    rows = Table("id", "kind", "outcome", "moves", "at iteration", "downtime", "lost", "links", "moved", "phases")
+    for incident in incidents:
+        moves = ", ".join(
+            f"slot {slot}: {leaver} -> {joiner}"
+            for slot, leaver, joiner in zip(incident.slots, incident.leavers, incident.joiners, strict=True)
+        )
+        outcome = incident.outcome + (f": {incident.why}" if incident.why else "")
+        happened = incident.boundary >= 0
+        rows.add_row(
+            incident.incident_id,
+            incident.kind,
+            outcome,
+            moves,
+            str(incident.boundary) if happened else "-",
+            f"{incident.downtime_ms:.1f} ms" if happened else "-",
+            f"{incident.lost_ms:.1f} ms" if happened else "-",
+            f"{incident.links_replaced} replaced, {incident.links_kept} kept" if happened else "-",
+            bytes_text(incident.bytes_moved) if happened else "-",
+            ", ".join(f"{phase.name} {phase.duration_ms:.0f} ms" for phase in incident.phases),
+        )
+    return rows

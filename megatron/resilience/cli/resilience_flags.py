@@ -1,0 +1,51 @@
+"""The flags of `trainmover run` that have to do with `--resilience`, and what is refused of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megatron.resilience.cli.network import Namespaces, NetworkError
+from megatron.resilience.cli.usage import UsageError
+from megatron.resilience.controller.directory import ResilienceDirectory
+
+ISOLATIONS = ("none", "netns")
+
+
+def add_resilience_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds them."""
+    group = parser.add_argument_group("resilience", "machines that can be replaced while the job runs")
+    group.add_argument("--resilience", action="store_true", help="run a controller, and an agent on each machine")
+    group.add_argument("--resilience-dir", type=Path, metavar="DIR", help="default: `resilience` in the log directory")
+    group.add_argument("--elastic", type=int, default=0, metavar="E", help="further machines, to join when asked")
+    group.add_argument(
+        "--isolation",
+        choices=ISOLATIONS,
+        default="none",
+        help="netns: a network namespace for each machine, joined by a bridge (root needed)",
+    )
+
+
+def check_resilience(options: argparse.Namespace) -> None:
+    """Raises UsageError for what cannot be."""
+    if not options.resilience:
+        given = (
+            ("--elastic", options.elastic != 0),
+            ("--resilience-dir", options.resilience_dir is not None),
+            ("--isolation", options.isolation != "none"),
+        )
+        for flag, is_given in given:
+            if is_given:
+                raise UsageError(f"found {flag} without --resilience, expected both; pass --resilience too")
+        return
+    if options.elastic < 0:
+        raise UsageError(f"found --elastic {options.elastic}, expected 0 or more machines that wait to join")
+    if options.isolation == "netns":
+        try:
+            Namespaces.check(options.machines + options.elastic)
+        except NetworkError as error:
+            raise UsageError(str(error)) from error
+    if options.resilience_dir is not None:
+        journal = ResilienceDirectory(path=options.resilience_dir).journal
+        if journal.exists():
+            raise UsageError(f"found the journal of an earlier job, {journal}; pass another --resilience-dir")

@@ -1,0 +1,102 @@
+"""`trainmover status`: the machines of a job, what holds which slot, and what moves."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
+from megatron.resilience.cli.user import find_client, user_parser
+from megatron.resilience.controller.client import ClientError, ControllerClient
+from megatron.resilience.protocol.messages import AskStatus, StatusAnswer
+
+_PATIENCE_S = 5.0
+_WATCH_S = 1.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Shows it. Returns the exit code; raises UsageError."""
+    parser = user_parser("status", "Shows the machines of a running job, and what moves.")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="one JSON object")
+    output.add_argument("--watch", action="store_true", help="again every second, until the job is over")
+    options = parser.parse_flags(list(argv))
+    client = find_client(options)
+    try:
+        if options.watch:
+            return _watch(client)
+        status = ask_status(client)
+    except ClientError as error:
+        print(f"trainmover: error: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    if options.json:
+        print(json.dumps(as_json(status)))
+    else:
+        _console().print(table(status))
+    return EXIT_OK
+
+
+def ask_status(client: ControllerClient) -> StatusAnswer:
+    """The status now. Raises ClientError."""
+    for answer in client.ask(AskStatus(), patience_s=_PATIENCE_S, retry=lambda: None):
+        if isinstance(answer, StatusAnswer):
+            return answer
+    raise ClientError("the controller gave no status")
+
+
+def as_json(status: StatusAnswer) -> dict[str, Any]:
+    """Plain values, without the wire's own fields."""
+    plain: dict[str, Any] = msgspec.to_builtins(status)
+    plain.pop("message")
+    return plain
+
+
+def table(status: StatusAnswer) -> Any:
+    """A rich table under its headline."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    pace = f", iteration {status.iteration}, {status.median_iteration_ms:.0f} ms each" if status.iteration else ""
+    lines = [f"job {status.job}: {status.state}{pace}; generation {status.generation}, controller's term {status.term}"]
+    if status.why:
+        lines.append(status.why)
+    if status.switch:
+        lines.append(f"a switch is under way: {status.switch}")
+    if status.queued:
+        lines.append(f"{len(status.queued)} further migrations wait")
+    machines = Table("machine", "slot", "since generation", "state", "agent", "rack")
+    for machine in status.machines:
+        holds = machine.slot is not None
+        machines.add_row(
+            machine.machine_id,
+            str(machine.slot) if holds else "-",
+            str(machine.generation) if holds else "-",
+            machine.state,
+            "connected" if machine.attached else "away",
+            machine.rack or "-",
+        )
+    return Group(*(Text(line) for line in lines), machines)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(file=sys.stdout)
+
+
+def _watch(client: ControllerClient) -> int:
+    from rich.live import Live
+
+    status = ask_status(client)
+    with Live(table(status), console=_console(), auto_refresh=False) as live:
+        while status.state not in ("ended", "failed"):
+            time.sleep(_WATCH_S)
+            status = ask_status(client)
+            live.update(table(status), refresh=True)
+    return EXIT_OK

@@ -1,0 +1,49 @@
+"""How the commands of a user find their job: flags, environment, or the newest job under the log directory."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from megatron.resilience.agent.environment import control_settings, inherited_environment
+from megatron.resilience.cli.tls_flags import add_tls_flags, tls_files
+from megatron.resilience.cli.usage import FlagParser, UsageError
+from megatron.resilience.controller.client import ControllerClient
+from megatron.resilience.controller.directory import DirectoryError, ResilienceDirectory, newest
+
+LOG_ROOT = Path("build/logs")
+
+
+def user_parser(name: str, description: str) -> FlagParser:
+    """A parser with the flags that all commands share."""
+    parser = FlagParser(prog=f"trainmover {name}", description=description, allow_abbrev=False)
+    parser.add_argument(
+        "--resilience-dir",
+        type=Path,
+        metavar="DIR",
+        help=f"of the job (default: TRAINMOVER_RESILIENCE_DIR, else the newest under {LOG_ROOT})",
+    )
+    add_tls_flags(parser)
+    return parser
+
+
+def find_client(options: argparse.Namespace) -> ControllerClient:
+    """The controller of the job that is meant. Raises UsageError."""
+    settings = control_settings(inherited_environment())
+    directory = ResilienceDirectory(path=options.resilience_dir) if options.resilience_dir else None
+    if directory is None and settings.resilience_dir:
+        directory = ResilienceDirectory(path=Path(settings.resilience_dir))
+    if directory is None and settings.controller and settings.token:
+        return ControllerClient(where=settings.controller, token=settings.token, tls=tls_files(options))
+    directory = directory or newest(LOG_ROOT)
+    if directory is None:
+        raise UsageError(
+            f"found no job under {LOG_ROOT}, expected one that `trainmover run --resilience` started; "
+            "pass its --resilience-dir"
+        )
+    try:
+        token = directory.read_token()
+        directory.read_address()
+    except DirectoryError as error:
+        raise UsageError(str(error)) from error
+    return ControllerClient(where=str(directory.path), token=token, tls=tls_files(options))

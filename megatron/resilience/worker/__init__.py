@@ -1,0 +1,1 @@
+"""Inside the training process: the rank's side of a switch, and its line to the agent."""

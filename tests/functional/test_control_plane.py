@@ -1,0 +1,346 @@
+"""Controller and agents as real processes over gRPC: who is let in, what survives which death, what is left behind.
+
+Ranks are stand-ins without torch (`control_rank.py`) whose half of the protocol is the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from megatron.resilience.controller import wire
+from megatron.resilience.controller.client import ClientError, ControllerClient
+from megatron.resilience.protocol.journal import JobEnded
+from megatron.resilience.protocol.messages import Accepted, AskStatus, Finished, ProgressLine, Refused, encode
+from tests.functional.control_job import ControlJob
+
+pytestmark = pytest.mark.distributed
+
+Make = Callable[..., ControlJob]
+
+
+@pytest.fixture(name="make")
+def make_fixture(tmp_path: Path) -> Iterator[Make]:
+    made: list[ControlJob] = []
+
+    def make(**shape: int) -> ControlJob:
+        made.append(ControlJob(tmp_path, **shape))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.end()
+
+
+def running(make: Make, **shape: int) -> ControlJob:
+    job = make(**shape)
+    job.start()
+    job.wait_for("running")
+    job.hub.wait_for_iterations(3)
+    return job
+
+
+def test_a_machine_is_replaced_while_ranks_train_and_everything_ends(make: Make) -> None:
+    job = running(make, slots=3, per_machine=2, elastic=1)
+    stayer = job.hub.holder(0)
+    migration = job.migrate("machine-1")
+    finished = migration.result()
+    assert isinstance(finished, Finished), finished
+    assert finished.ok, finished.text
+    assert "slot 1 from machine-1 to machine-3 at iteration" in finished.text
+    assert isinstance(migration.answers[0], Accepted)
+    assert any(isinstance(answer, ProgressLine) and "all are ready" in answer.text for answer in migration.answers)
+    assert [job.hub.holder(rank)[0] for rank in range(6)] == [1, 1, 2, 2, 1, 1]
+    assert job.hub.holder(0) == stayer
+    incident = finished.incident
+    assert incident is not None
+    assert (incident.leavers, incident.joiners, incident.downtime_ms) == (("machine-1",), ("machine-3",), 12.5)
+    assert incident.ranks_measured == 6
+    machines = {machine.machine_id: machine for machine in job.status().machines}
+    assert (machines["machine-1"].slot, machines["machine-3"].slot) == (None, 1)
+    job.hub.wait_for_iterations(3)
+    job.finish()
+    assert job.controllers[0].wait() == 0
+    events = [json.loads(line) for line in job.resilience.events.read_text().splitlines()]
+    mine = [(event["kind"], event["name"]) for event in events if event["id"] == "g2"]
+    assert mine[0] == ("BEGIN", "migration")
+    assert mine[-1] == ("END", "done")
+    assert ("INSTANT", "wait for boundary") in mine
+
+
+def test_the_leaver_can_come_back(make: Make) -> None:
+    job = running(make, slots=2, elastic=1)
+    for leaver, joiner in (("machine-1", "machine-2"), ("machine-2", "machine-1"), ("machine-0", "machine-2")):
+        finished = job.migrate(leaver, to=(joiner,)).result()
+        assert isinstance(finished, Finished), finished
+        assert finished.ok, finished.text
+    assert [incident.generation for incident in job.incidents()] == [2, 3, 4]
+    job.finish()
+
+
+def test_two_migrations_at_once_go_one_after_the_other(make: Make) -> None:
+    job = running(make, slots=3, elastic=2)
+    first = job.migrate("machine-0")
+    second = job.migrate("machine-2")
+    results = [first.result(), second.result()]
+    assert all(isinstance(result, Finished) and result.ok for result in results), results
+    queued = [text for text in (_first_text(first), _first_text(second)) if "queued behind 1" in text]
+    assert len(queued) == 1
+    assert sorted(incident.generation for incident in job.incidents()) == [2, 3]
+    job.finish()
+
+
+def _first_text(waiting: object) -> str:
+    answer = waiting.answers[0]  # type: ignore[attr-defined]
+    assert isinstance(answer, Accepted)
+    return answer.text
+
+
+@pytest.mark.parametrize(
+    ("leavers", "to", "said"),
+    [
+        (("machine-9",), (), "machine machine-9 is unknown"),
+        (("machine-2",), (), "holds no slot"),
+        (("machine-0",), ("machine-1",), "holds slot 1"),
+        (("machine-0", "machine-1"), (), "no elastic machine is free"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_training_goes_on(
+    make: Make, leavers: tuple[str, ...], to: tuple[str, ...], said: str
+) -> None:
+    job = running(make, slots=2, elastic=1)
+    refused = job.migrate(*leavers, to=to).result()
+    assert isinstance(refused, Refused)
+    assert said in refused.why
+    job.hub.wait_for_iterations(3)
+    assert job.incidents() == ()
+    job.finish()
+
+
+def test_a_joiner_with_another_model_is_refused_and_the_next_taken(make: Make) -> None:
+    job = make(slots=2, elastic=2)
+    job.environment = {"CONTROL_DIGEST_machine-2": "another"}
+    job.start()
+    job.wait_for("running")
+    finished = job.migrate("machine-0").result()
+    assert isinstance(finished, Finished)
+    assert finished.ok, finished.text
+    outcomes = [(one.outcome, one.joiners, one.why) for one in job.incidents()]
+    assert outcomes[0][:2] == ("aborted", ("machine-2",))
+    assert "model configuration: found another, the job runs same" in outcomes[0][2]
+    assert outcomes[1][:2] == ("done", ("machine-3",))
+    job.finish()
+
+
+def test_a_joiner_whose_agent_is_killed_is_given_up_for_the_next(make: Make) -> None:
+    job = running(make, slots=2, elastic=2)
+    for name in ("machine-2", "machine-3"):
+        job.agents[name].process.send_signal(signal.SIGSTOP)  # whichever is chosen never starts its ranks
+    migration = job.migrate("machine-0")
+    job.until(lambda: [one for one in job.status().machines if one.state == "joining"], "a joiner")
+    (chosen,) = (one.machine_id for one in job.status().machines if one.state == "joining")
+    (other,) = {"machine-2", "machine-3"} - {chosen}
+    job.agents.pop(chosen).kill()
+    job.start_agent(chosen, elastic=True)  # another incarnation: what the first was asked for is lost
+    job.agents[other].process.send_signal(signal.SIGCONT)
+    finished = migration.result()
+    assert isinstance(finished, Finished)
+    assert finished.ok, finished.text
+    incidents = [(one.outcome, one.joiners) for one in job.incidents()]
+    assert incidents[0] == ("aborted", (chosen,))
+    assert incidents[-1] == ("done", (other,))
+    job.finish()
+
+
+# Entries of a run with one migration: 1 JobStarted, 2 JobRunning, 3 CommandTaken, 4 SwitchBegun, 5 and 6 SwitchPhase,
+# 7 SwitchGo, 8 SwitchLeft, 9 SwitchDone, 10 SwitchMeasured, 11 CommandEnded.
+MIGRATION_ENTRIES = range(3, 12)
+
+
+@pytest.mark.parametrize("half", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["before", "after"])
+@pytest.mark.parametrize("step", MIGRATION_ENTRIES)
+def test_controller_killed_at_each_step_of_a_migration(make: Make, step: int, half: bool) -> None:
+    job = make(slots=2, elastic=1)
+    job.start(die_after=step, half=half)
+    job.wait_for("running")
+    job.hub.wait_for_iterations(2)
+    migration = job.migrate("machine-1", command_id="the-one")
+    assert job.controllers[0].wait() == -signal.SIGKILL
+    job.hub.wait_for_iterations(5)  # nobody controls, and training goes on
+    job.start_controller()
+    finished = migration.result()
+    assert isinstance(finished, Finished), finished
+    assert finished.ok, finished.text
+    moved = job.hub.holder(1)[0]
+    done = [incident for incident in job.incidents() if incident.outcome == "done"]
+    assert [incident.generation for incident in done] == [moved]
+    assert job.status().term == 2
+    again = job.migrate("machine-1", command_id="the-one").result()
+    assert isinstance(again, Finished)
+    assert again.text == finished.text
+    job.hub.wait_for_iterations(3)
+    job.finish()
+    assert job.controllers[1].wait() == 0
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_controller_killed_while_the_job_begins(make: Make, step: int) -> None:
+    job = make(slots=2, elastic=0)
+    job.start(die_after=step)
+    assert job.controllers[0].wait() == -signal.SIGKILL
+    job.start_controller()
+    job.wait_for("running")
+    job.hub.wait_for_iterations(3)
+    job.finish()
+    assert job.controllers[1].wait() == 0
+
+
+def test_agents_find_a_controller_that_comes_back_elsewhere(make: Make) -> None:
+    job = running(make, slots=2, elastic=1)
+    before = job.resilience.read_address()
+    for _ in range(3):
+        job.controllers[-1].kill()
+        job.hub.wait_for_iterations(3)
+        job.start_controller()
+        job.until(lambda: all(one.attached for one in job.status().machines), "agents that attach again")
+    assert job.resilience.read_address() != before
+    assert job.status().term == 4
+    job.finish()
+
+
+def test_job_that_ends_while_no_controller_runs_is_ended_by_the_next(make: Make) -> None:
+    job = running(make, slots=2, elastic=1)
+    job.controllers[-1].kill()
+    job.hub.finish()
+    job.hub.wait(lambda: job.hub.results[job.hub.iteration][2] == 1, what="the last vote")
+    job.start_controller()
+    assert [agent.wait() for agent in job.agents.values()] == [0, 0, 0]
+    assert job.controllers[-1].wait() == 0
+    job.wait_until_nothing_lives()
+
+
+def test_killed_agent_takes_its_ranks_along_and_the_job_ends(make: Make) -> None:
+    job = running(make, slots=2, per_machine=2, elastic=1)
+    job.agents["machine-1"].kill()
+    assert job.agents["machine-0"].wait() == 1
+    assert "PeerLost" in job.agents["machine-0"].text
+    assert job.agents["machine-2"].wait() == 0
+    assert job.controllers[0].wait() == 0
+    ended = job.entries()[-1]
+    assert isinstance(ended, JobEnded)
+    assert not ended.ok
+    assert "PeerLost" in ended.why
+    job.wait_until_nothing_lives()
+
+
+def test_killed_rank_ends_the_job_with_its_cause(make: Make) -> None:
+    job = running(make, slots=2, per_machine=2, elastic=0)
+    os.kill(job.hub.holder(3)[1], signal.SIGKILL)
+    assert job.agents["machine-1"].wait() == 1
+    assert "global rank 3 on machine 1 was killed by signal 9" in job.agents["machine-1"].text
+    assert job.agents["machine-0"].wait() == 1
+    job.wait_until_nothing_lives()
+
+
+def test_joiner_that_dies_before_it_trains_costs_nothing(make: Make) -> None:
+    job = make(slots=2, elastic=1)
+    job.environment = {"CONTROL_DIGEST_machine-2": "another"}
+    job.start()
+    job.wait_for("running")
+    finished = job.migrate("machine-0").result()
+    assert isinstance(finished, Finished)
+    assert not finished.ok
+    assert "model configuration" in finished.text
+    job.until(lambda: not [one for one in job.status().machines if one.state != "training" and one.slot], "rest")
+    assert job.hub.holder(0)[0] == 1
+    job.hub.wait_for_iterations(3)
+    job.finish()
+
+
+def test_wrong_token_is_refused_to_agents_and_users(make: Make) -> None:
+    job = make(slots=1, elastic=0)
+    job.start_controller()
+    job.until(job.resilience.address_file.exists, "an address")
+    stranger = job.start_agent("stranger", TRAINMOVER_TOKEN="wrong")
+    assert stranger.wait() == 1
+    assert "refuses this agent: found another token than the job's" in stranger.text
+    with pytest.raises(ClientError, match="found another token"):
+        list(ControllerClient(where=str(job.resilience.path), token="wrong").ask(AskStatus(), patience_s=5, retry=int))
+    assert job.status().machines == ()
+    assert "refused a call" in job.controllers[0].text
+
+
+def test_another_version_of_the_wire_is_refused(make: Make) -> None:
+    job = make(slots=1, elastic=0)
+    job.start_controller()
+    job.until(job.resilience.address_file.exists, "an address")
+    with grpc.insecure_channel(job.resilience.read_address(), options=wire.OPTIONS) as channel:
+        ask: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{wire.SERVICE}/{wire.ASK}")
+        old = ((wire.TOKEN_KEY, job.token), (wire.VERSION_KEY, "0"))
+        with pytest.raises(grpc.RpcError) as refused:
+            list(ask(encode(AskStatus()), metadata=old, timeout=10))
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "found version 0 of the control messages, expected 1" in refused.value.details()
+        with pytest.raises(grpc.RpcError) as unread:
+            list(ask(b"\xc1", metadata=wire.metadata(job.token), timeout=10))
+        assert unread.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert job.status().state == "assembling"
+
+
+def certificates(directory: Path) -> dict[str, Path]:
+    """An authority, and a certificate for 127.0.0.1 that it signed."""
+    key, authority, request, certificate = (directory / name for name in ("k.pem", "ca.pem", "r.pem", "c.pem"))
+    extension = directory / "names"
+    extension.write_text("subjectAltName=IP:127.0.0.1\n")
+    new = ("openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=test")
+    signed = ("openssl", "x509", "-req", "-CA", str(authority), "-CAkey", str(directory / "cak.pem"), "-days", "2")
+    for command in (
+        (*new, "-x509", "-days", "2", "-keyout", str(directory / "cak.pem"), "-out", str(authority)),
+        (*new, "-keyout", str(key), "-out", str(request)),
+        (*signed, "-CAcreateserial", "-in", str(request), "-extfile", str(extension), "-out", str(certificate)),
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return {"authority": authority, "certificate": certificate, "key": key}
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
+def test_with_tls_both_ends_show_certificates(make: Make, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    theirs.mkdir()
+    files = certificates(ours)
+    flags = tuple(word for name, path in files.items() for word in (f"--tls-{name}", str(path)))
+    job = make(slots=1, elastic=0)
+    job.tls = wire.TlsFiles(**files)
+    job.start_controller(*flags)
+    job.start_agent("machine-0", *flags)
+    job.wait_for("running")
+    strangers = certificates(theirs)
+    for tls in (None, wire.TlsFiles(**{**strangers, "authority": files["authority"]})):
+        client = ControllerClient(where=str(job.resilience.path), token=job.token, tls=tls)
+        with pytest.raises(ClientError, match="no controller at"):
+            list(client.ask(AskStatus(), patience_s=1, retry=int))
+    job.finish()
+
+
+def test_a_second_controller_and_another_jobs_journal_are_refused(make: Make) -> None:
+    job = make(slots=1, elastic=0)
+    job.start_controller()
+    job.until(job.resilience.address_file.exists, "an address")
+    second = job.start_controller()
+    assert second.wait() == 1
+    assert "in use by another controller" in second.text
+    job.controllers[0].process.terminate()
+    assert job.controllers[0].wait() == 0
+    job.slots = 2
+    other = job.start_controller()
+    assert other.wait() == 1
+    assert "found the journal of another job" in other.text
