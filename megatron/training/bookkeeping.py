@@ -20,12 +20,14 @@ class _Counts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopBookkeeping:
-    """Progress, log interval, saves and ending of one rank; `progress` is changed in place."""
+    """Progress, log interval, saves, ending and links of one rank; `progress` is changed in place."""
 
     progress: Progress
     reporter: _Counts
     checkpointer: _Counts
     watch: _Counts
+    links: _Counts
+    """Where each communicator stands in its order of operations."""
 
     def capture(self) -> dict[str, Any]:
         """All of it, as numbers and words."""
@@ -49,4 +51,9 @@ class LoopBookkeeping:
             part.restore(values[name])
 
     def _parts(self) -> dict[str, _Counts]:
-        return {"reporter": self.reporter, "checkpointer": self.checkpointer, "watch": self.watch}
+        return {
+            "reporter": self.reporter,
+            "checkpointer": self.checkpointer,
+            "watch": self.watch,
+            "links": self.links,
+        }

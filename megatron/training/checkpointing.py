@@ -130,6 +130,11 @@ class Checkpointer:
         self._went_on_from, self._has_saved = values["went_on_from"], values["has_saved"]
         self.newest_saved, self._background.call_idx = values["newest_saved"], values["background_saves"]
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a background save is not finished yet. Not collective."""
+        return bool(self._background.get_num_unfinalized_calls())
+
     def _finish(self, root: Path, iteration: int, facts: dict[str, Any]) -> None:
         torch.distributed.barrier()
         if torch.distributed.get_rank() == 0:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from types import FrameType
 from typing import Any
@@ -54,6 +56,15 @@ class EndingWatch:
             for number in EXIT_SIGNALS:
                 self._previous[number] = signal.signal(number, self._note_signal)
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Between `start()` and `stop()`."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
     def stop(self) -> None:
         """Gives the signals back."""
         for number, handler in self._previous.items():
@@ -72,17 +83,21 @@ class EndingWatch:
     def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._signal_came = True
 
+    def seen(self, iteration: int) -> Ending:
+        """The ending after `iteration` for all that this rank has seen."""
+        limit_min = self._run.exit_duration_in_mins
+        if self._signal_came:
+            return Ending.SIGNAL_CAME
+        if limit_min is not None and time.monotonic() - self._started_s > limit_min * 60:
+            return Ending.TIME_IS_UP
+        by_interval = bool(self._run.exit_interval and iteration % self._run.exit_interval == 0)
+        return Ending.INTERVAL_REACHED if by_interval else Ending.GOES_ON
+
     def agree(self, iteration: int) -> Ending:
         """The ending after `iteration`, the same on all ranks. Collective where a signal or time limit is watched."""
-        by_interval = bool(self._run.exit_interval and iteration % self._run.exit_interval == 0)
-        ending = Ending.INTERVAL_REACHED if by_interval else Ending.GOES_ON
-        limit_min = self._run.exit_duration_in_mins
-        if limit_min is None and not self._run.exit_signal_handler:
+        ending = self.seen(iteration)
+        if self._run.exit_duration_in_mins is None and not self._run.exit_signal_handler:
             return ending
-        if limit_min is not None and time.monotonic() - self._started_s > limit_min * 60:
-            ending = Ending.TIME_IS_UP
-        if self._signal_came:
-            ending = Ending.SIGNAL_CAME
         vote = torch.tensor([int(ending)], dtype=torch.int32, device=torch.cuda.current_device())
         torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MAX)
         return Ending(int(vote.item()))

@@ -23,10 +23,14 @@ class Environment:
     world_size: int
     master_address: str
     master_port: int
+    agent: str = ""
+    """Socket of the machine's agent; empty: machines of this job are not replaced."""
+    join_generation: int | None = None
+    """The switch for which this rank was started, to take a running rank's place; None: it starts with the job."""
 
 
 def read_environment(local_rank_flag: int | None = None, source: Mapping[str, str] | None = None) -> Environment:
-    """RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; a process started by hand is rank 0 of 1.
+    """RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and what an agent adds; started by hand it is rank 0 of 1.
 
     `local_rank_flag` is what older launchers pass as --local-rank; the variable wins. `source` replaces os.environ.
     Raises SettingsError when a variable is not a number or the rank is not below the world size.
@@ -45,9 +49,13 @@ def read_environment(local_rank_flag: int | None = None, source: Mapping[str, st
         world_size=number("WORLD_SIZE", 1),
         master_address=variables.get("MASTER_ADDR", "127.0.0.1"),
         master_port=number("MASTER_PORT", 0),
+        agent=variables.get("TRAINMOVER_AGENT", ""),
+        join_generation=number("TRAINMOVER_JOIN_GENERATION", 0) or None,
     )
     if environment.world_size < 1:
         raise SettingsError("environment variable WORLD_SIZE is '0', expected the number of ranks")
+    if environment.join_generation and not environment.agent:
+        raise SettingsError("TRAINMOVER_JOIN_GENERATION is set and TRAINMOVER_AGENT is not; only agents start joiners")
     if environment.global_rank >= environment.world_size:
         raise SettingsError(
             f"RANK {environment.global_rank} is not below WORLD_SIZE {environment.world_size}; start by trainmover run"

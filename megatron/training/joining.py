@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megatron.resilience.state.inventory import Inventory, take_inventory
+from megatron.resilience.worker.handover import Handover
 from megatron.training import device
 from megatron.training.bookkeeping import LoopBookkeeping
 from megatron.training.checkpointing import Checkpointer, Progress
@@ -38,6 +39,7 @@ class Joiner:
     watch: EndingWatch
     progress: Progress
     inventory: Inventory
+    handover: Handover
 
 
 def build_joiner(
@@ -59,7 +61,10 @@ def build_joiner(
     trainee = build_trainee(plan, model_provider)
     train, valid, test = datasets_provider(plan, dataset_sizes(plan))
     checkpointer, watch, progress = Checkpointer(plan), EndingWatch(plan.settings.run), Progress()
-    bookkeeping = LoopBookkeeping(progress=progress, reporter=reporter, checkpointer=checkpointer, watch=watch)
+    handover = Handover()
+    bookkeeping = LoopBookkeeping(
+        progress=progress, reporter=reporter, checkpointer=checkpointer, watch=watch, links=handover
+    )
     return Joiner(
         plan=plan,
         trainee=trainee,
@@ -69,6 +74,7 @@ def build_joiner(
         watch=watch,
         progress=progress,
         inventory=take_inventory(trainee, bookkeeping),
+        handover=handover,
     )
 
 

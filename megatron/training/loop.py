@@ -1,7 +1,7 @@
-"""The training loop: step, log, evaluate, save, end. The top of the loop is where a switch may happen later.
+"""The training loop: step, log, evaluate, save, end. Its top is the only place where a switch may happen.
 
-Called by `pretrain()` with everything built. Order within an iteration, on every rank the same: step, bookkeeping,
-log, finished background saves, evaluation, save, ending.
+Called by `pretrain()` with everything built. Order within an iteration, on every rank the same: boundary, step with
+the vote in it, bookkeeping, log, finished background saves, evaluation, save, ending.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core.num_microbatches_calculator import update_num_microbatches
+from megatron.core.num_microbatches_calculator import get_current_global_batch_size, update_num_microbatches
 
 from megatron.training.checkpointing import Checkpointer, Progress
 from megatron.training.data import BatchSource, build_loader
-from megatron.training.ending import Ending, EndingWatch
+from megatron.training.ending import Ending
 from megatron.training.layout import Plan
+from megatron.training.membership import Membership
 from megatron.training.model_setup import Trainee
 from megatron.training.parameter_norm import parameter_norm
 from megatron.training.reporting import Reporter
@@ -55,15 +56,20 @@ class TrainingLoop:
         self._reporter = reporter
         self._valid_sources: list[BatchSource] | None = None
 
-    def run(self, progress: Progress, watch: EndingWatch) -> Ending:
+    def run(self, progress: Progress, membership: Membership) -> Ending:
         """Trains until the end; `progress` is brought forward. Collective."""
         plan, run = self._plan, self._plan.settings.run
         sources = self._sources(self._datasets.train, progress.consumed_train_samples)
         ending = Ending.GOES_ON
         with _garbage_collection(run.manual_gc):
             while not self._is_over(progress) and ending is Ending.GOES_ON:
+                iteration = progress.iteration + 1
+                membership.reach_boundary(iteration)
                 update_num_microbatches(progress.consumed_train_samples, consistency_check=True, verbose=True)
-                result = train_step(plan, self._trainee, sources, self._forward_step, progress.iteration + 1)
+                result = train_step(
+                    *(plan, self._trainee, sources, self._forward_step, iteration),
+                    before_update=lambda: membership.vote(progress.iteration + 1, self._obstacles(progress)),
+                )
                 progress.iteration += 1
                 progress.consumed_train_samples += result.samples
                 progress.skipped_iterations += result.skipped
@@ -73,7 +79,7 @@ class TrainingLoop:
                     if run.eval_interval and run.eval_iters and progress.iteration % run.eval_interval == 0:
                         self._evaluate_valid(progress)
                     saved = self._save_if_due(progress)
-                ending = watch.agree(progress.iteration)
+                ending = membership.ending(progress.iteration)
                 if ending is not Ending.GOES_ON and not saved:
                     self.save(progress)
                 if run.manual_gc and run.manual_gc_interval and progress.iteration % run.manual_gc_interval == 0:
@@ -101,11 +107,19 @@ class TrainingLoop:
         elapsed_ms = (time.perf_counter() - started_s) * 1000
         self._reporter.say(f" checkpoint at iteration {progress.iteration:7d} {word} ({elapsed_ms:.0f} ms)")
 
-    def _is_over(self, progress: Progress) -> bool:
-        if self._plan.settings.run.skip_train or progress.iteration >= self._plan.train_iters:
+    def _is_over(self, progress: Progress, *, iterations_more: int = 0) -> bool:
+        if self._plan.settings.run.skip_train or progress.iteration + iterations_more >= self._plan.train_iters:
             return True
-        by_samples = self._plan.settings.run.train_samples is not None
-        return by_samples and progress.consumed_train_samples >= self._plan.train_samples
+        if self._plan.settings.run.train_samples is None:
+            return False
+        samples_more = iterations_more * get_current_global_batch_size()
+        return bool(progress.consumed_train_samples + samples_more >= self._plan.train_samples)
+
+    def _obstacles(self, progress: Progress) -> tuple[str, ...]:
+        """Why machines must not be switched at the next boundary."""
+        is_last = self._is_over(progress, iterations_more=1)
+        reasons = {"the last iteration": is_last, "a save is not finalised": self._checkpointer.is_saving}
+        return tuple(reason for reason, holds in reasons.items() if holds)
 
     def _save_if_due(self, progress: Progress) -> bool:
         interval = self._plan.settings.checkpoint.save_interval

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +22,21 @@ from megatron.training.environment import Environment, read_environment
 from megatron.training.initialize import join_job, leave_job
 from megatron.training.layout import Plan
 from megatron.training.loop import Datasets, TrainingLoop
+from megatron.training.membership import FixedMembership, Membership
 from megatron.training.model_setup import ModelProvider, Trainee, build_trainee, gather_parameters
 from megatron.training.preflight import EXIT_USAGE, plan_run, usage_line
 from megatron.training.reporting import Reporter
 from megatron.training.state_digest import state_digest
 from megatron.training.step import ForwardStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Providers:
+    """What a script gives: its model, its data, and its loss."""
+
+    model: ModelProvider
+    datasets: DatasetsProvider
+    forward_step: ForwardStep
 
 
 def pretrain(
@@ -39,50 +51,83 @@ def pretrain(
     Other errors are raised; the launcher names the rank that raised first.
     """
     environment = None
+    providers = Providers(model=model_provider, datasets=datasets_provider, forward_step=forward_step)
     try:
         environment = read_environment()
-        plan, lines = plan_run(argv, world_size=environment.world_size, on_cuda=device.on_cuda())
+        joins = environment.join_generation is not None
+        plan, lines = plan_run(argv, world_size=environment.world_size, on_cuda=device.on_cuda(), joins=joins)
         environment = read_environment(plan.settings.parallel.local_rank)
+        if environment.world_size > 1 and not environment.master_port:
+            raise SettingsError("WORLD_SIZE is set and MASTER_PORT is not; start by trainmover run")
     except SettingsError as error:
         return _refuse(error, environment)
-    if environment.world_size > 1 and not environment.master_port:
-        return _refuse(SettingsError("WORLD_SIZE is set and MASTER_PORT is not; start by trainmover run"), environment)
-    watch = EndingWatch(plan.settings.run)
-    watch.start()
     try:
-        join_job(plan, environment)
-        reporter = Reporter(plan, speaks=environment.global_rank == environment.world_size - 1)
-        for line in (_headline(plan), *(f"warning: {line}" for line in lines)):
-            reporter.say(line)
-        _train(plan, reporter, watch, model_provider, datasets_provider, forward_step)
+        if joins:
+            _succeed(argv, environment, providers)
+        else:
+            _train(argv, plan, lines, environment, providers)
     except SettingsError as error:  # found only when joined, such as a checkpoint that changed under way
         return _refuse(error, environment)
-    finally:
-        watch.stop()
     leave_job()
     return 0
 
 
 def _train(
-    plan: Plan,
-    reporter: Reporter,
-    watch: EndingWatch,
-    model_provider: ModelProvider,
-    datasets_provider: DatasetsProvider,
-    forward_step: ForwardStep,
+    argv: Sequence[str], plan: Plan, lines: Sequence[str], environment: Environment, providers: Providers
 ) -> None:
-    trainee = build_trainee(plan, model_provider)
-    checkpointer = Checkpointer(plan)
-    progress, lines = checkpointer.load(trainee)
-    train, valid, test = datasets_provider(plan, dataset_sizes(plan))
-    check_enough_samples(plan, train)
-    for line in lines:
-        reporter.say(line)
-    reporter.start()
-    loop = TrainingLoop(
-        plan, trainee, Datasets(train=train, valid=valid, test=test), forward_step, checkpointer, reporter
-    )
-    ending = loop.run(progress, watch)
+    watch = EndingWatch(plan.settings.run)
+    with watch.watching():
+        join_job(plan, environment)
+        reporter = Reporter(plan, speaks=environment.global_rank == environment.world_size - 1)
+        for line in (_headline(plan), *(f"warning: {line}" for line in lines)):
+            reporter.say(line)
+        trainee = build_trainee(plan, providers.model)
+        checkpointer = Checkpointer(plan)
+        progress, loaded = checkpointer.load(trainee)
+        train, valid, test = providers.datasets(plan, dataset_sizes(plan))
+        check_enough_samples(plan, train)
+        for line in loaded:
+            reporter.say(line)
+        reporter.start()
+        datasets = Datasets(train=train, valid=valid, test=test)
+        loop = TrainingLoop(plan, trainee, datasets, providers.forward_step, checkpointer, reporter)
+        if not environment.agent:
+            _run(plan, loop, progress, FixedMembership(watch), trainee, reporter)
+            return
+        from megatron.training import switching
+
+        switching.check_switchable(plan)
+        parts = (watch, trainee, progress, reporter, checkpointer)
+        with _until_replaced(), switching.member(argv, environment, *parts) as membership:
+            _run(plan, loop, progress, membership, trainee, reporter)
+
+
+def _succeed(argv: Sequence[str], environment: Environment, providers: Providers) -> None:
+    """The rank takes the place of a running one, and trains on from there."""
+    from megatron.training import switching
+    from megatron.training.joining import build_joiner
+
+    joiner = build_joiner(argv, environment, model_provider=providers.model, datasets_provider=providers.datasets)
+    with joiner.watch.watching():
+        joiner.reporter.start()
+        loop = TrainingLoop(
+            *(joiner.plan, joiner.trainee, joiner.datasets),
+            *(providers.forward_step, joiner.checkpointer, joiner.reporter),
+        )
+        own = (joiner.watch, joiner.inventory, joiner.handover)
+        with _until_replaced(), switching.successor(argv, environment, *own) as membership:
+            _run(joiner.plan, loop, joiner.progress, membership, joiner.trainee, joiner.reporter)
+
+
+def _run(
+    plan: Plan,
+    loop: TrainingLoop,
+    progress: Progress,
+    membership: Membership,
+    trainee: Trainee,
+    reporter: Reporter,
+) -> None:
+    ending = loop.run(progress, membership)
     loop.finish(progress, ending)
     if plan.settings.logging.log_state_digest:
         gather_parameters(plan, trainee)
@@ -90,6 +135,17 @@ def _train(
     words = "nothing was trained (--skip-train)" if plan.settings.run.skip_train else ending.words
     reporter.say(f"finished at iteration {progress.iteration}: {words}")
     reporter.stop()
+
+
+@contextmanager
+def _until_replaced() -> Iterator[None]:
+    """Another machine has taken this rank's place: that ends it well."""
+    from megatron.resilience.worker.rank_worker import SlotMoved
+
+    try:
+        yield
+    except SlotMoved as moved:
+        print(f"this rank's part is over: {moved}", flush=True)
 
 
 def _report_digests(trainee: Trainee, progress: Progress, reporter: Reporter) -> None:

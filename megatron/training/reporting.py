@@ -169,6 +169,8 @@ class Reporter:
                 "skipped": result.skipped,
             }
         )
+        # Apart from the step, which is the same in every run of a job.
+        self._write({"kind": "time", "iteration": iteration, "ended_s": time.time()})
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._metrics:

@@ -1,7 +1,6 @@
 """One iteration: forward and backward over all micro-batches, optimizer step, schedule; and one evaluation.
 
-Called by `loop.py` alone. Later the optimizer step is where a vote on switching machines is cast, and the top of the
-loop the only place where a switch may happen.
+Called by `loop.py` alone, which casts its vote on switching machines just before the optimizer step.
 """
 
 from __future__ import annotations
@@ -45,9 +44,18 @@ class StepResult:
 
 
 def train_step(
-    plan: Plan, trainee: Trainee, sources: Sequence[BatchSource], forward_step: ForwardStep, iteration: int
+    plan: Plan,
+    trainee: Trainee,
+    sources: Sequence[BatchSource],
+    forward_step: ForwardStep,
+    iteration: int,
+    *,
+    before_update: Callable[[], None],
 ) -> StepResult:
-    """Trains on one global batch. Collective. Raises NotANumberError where the settings ask for the check."""
+    """Trains on one global batch; `before_update` is called when nothing but the optimizer step is left.
+
+    Collective. Raises NotANumberError where the settings ask for the check.
+    """
     for chunk in trainee.model:
         chunk.zero_grad_buffer()
     trainee.optimizer.zero_grad()
@@ -57,6 +65,7 @@ def train_step(
     auxiliary = gather_moe_losses(plan, get_num_microbatches()) if tracked_names(plan) else {}
     if losses:
         losses |= auxiliary
+    before_update()
     succeeded, grad_norm, zeros = trainee.optimizer.step()
     samples = get_num_microbatches() * (plan.settings.run.micro_batch_size or 1) * plan.data_parallel_size
     if succeeded:

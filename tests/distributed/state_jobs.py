@@ -27,6 +27,7 @@ from megatron.resilience.state.inventory import Inventory, take_inventory
 from megatron.resilience.state.state_client import StateClient
 from megatron.resilience.state.state_server import StateServer
 from megatron.resilience.state.transfer import TransferIdentity, TransferLimits, Verdict
+from megatron.resilience.worker.handover import Handover
 from megatron.training import preload
 from megatron.training.bookkeeping import LoopBookkeeping
 from megatron.training.checkpointing import Checkpointer, Progress
@@ -36,6 +37,7 @@ from megatron.training.environment import read_environment
 from megatron.training.initialize import join_job, leave_job
 from megatron.training.joining import Joiner, build_joiner
 from megatron.training.loop import Datasets, TrainingLoop
+from megatron.training.membership import FixedMembership
 from megatron.training.model_setup import build_trainee
 from megatron.training.preflight import plan_run
 from megatron.training.reporting import Reporter
@@ -75,7 +77,10 @@ def build_live(request: Request) -> Joiner:
     trainee, progress = build_trainee(plan, model_provider), Progress()
     train, valid, test = build_gpt_datasets(plan, dataset_sizes(plan))
     reporter, checkpointer, watch = Recorder(plan, speaks=False), Checkpointer(plan), StopAt(plan.settings.run)
-    bookkeeping = LoopBookkeeping(progress=progress, reporter=reporter, checkpointer=checkpointer, watch=watch)
+    handover = Handover()
+    bookkeeping = LoopBookkeeping(
+        progress=progress, reporter=reporter, checkpointer=checkpointer, watch=watch, links=handover
+    )
     return Joiner(
         plan=plan,
         trainee=trainee,
@@ -85,6 +90,7 @@ def build_live(request: Request) -> Joiner:
         watch=watch,
         progress=progress,
         inventory=take_inventory(trainee, bookkeeping),
+        handover=handover,
     )
 
 
@@ -92,7 +98,7 @@ def train(rank: Joiner, *, until: int) -> None:
     assert isinstance(rank.watch, StopAt)
     rank.watch.last = until
     loop = TrainingLoop(rank.plan, rank.trainee, rank.datasets, forward_step, rank.checkpointer, rank.reporter)
-    loop.run(rank.progress, rank.watch)
+    loop.run(rank.progress, FixedMembership(rank.watch))
 
 
 def seen(rank: Joiner) -> dict[str, Any]:

@@ -49,7 +49,9 @@ def lone_rank(flags: str = "") -> Iterator[LoneRank]:
             plan=plan,
             trainee=trainee,
             sources=sources,
-            step=lambda iteration: train_step(plan, trainee, sources, forward_step, iteration),
+            step=lambda iteration: train_step(
+                *(plan, trainee, sources, forward_step, iteration), before_update=lambda: None
+            ),
         )
     finally:
         leave_job()

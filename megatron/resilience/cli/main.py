@@ -14,6 +14,7 @@ _COMMANDS = {
     "status": "megatron.resilience.cli.status",
     "migrate": "megatron.resilience.cli.migrate",
     "incidents": "megatron.resilience.cli.incidents",
+    "prove": "megatron.resilience.cli.prove",
     "controller": "megatron.resilience.controller.main",
     "agent": "megatron.resilience.agent.main",
 }
@@ -26,6 +27,7 @@ commands:
   status      show the machines of a running job, and what moves
   migrate     take a machine out of a running job and put another in
   incidents   list the interruptions of a job and what they cost
+  prove       show on a job of your own that replacing machines changes no bit of it
   controller  control the membership of one job; `run --resilience` starts it
   agent       start and watch the ranks of one machine; `run --resilience` starts it
 

@@ -51,8 +51,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank measured."""
 
-    downtime_ms: float
-    lost_ms: float
+    downtime_ms: float | None
+    lost_ms: float | None
     links_kept: int
     links_replaced: int
     bytes_moved: int
@@ -70,8 +70,8 @@ def with_costs(incident: Incident, costs: Iterable[Cost]) -> Incident:
         return incident
     return msgspec.structs.replace(
         incident,
-        downtime_ms=max(cost.downtime_ms for cost in known),
-        lost_ms=max(cost.lost_ms for cost in known),
+        downtime_ms=max((cost.downtime_ms for cost in known if cost.downtime_ms is not None), default=0.0),
+        lost_ms=max((cost.lost_ms for cost in known if cost.lost_ms is not None), default=0.0),
         links_kept=sum(cost.links_kept for cost in known),
         links_replaced=sum(cost.links_replaced for cost in known),
         bytes_moved=sum(cost.bytes_moved for cost in known),

@@ -159,7 +159,7 @@ def prepare(half: Joiner, command: PrepareJoiner) -> Step:
     if half.state is _S.READY and command.transfer == half.transfer:
         return _move(half, _T.REPEAT), [ready]
     after = replace(_move(half, _T.PREPARE), transfer=command.transfer)
-    return after, [FetchState(generation=half.generation, address=command.transfer), ready]
+    return after, [FetchState(generation=half.generation, address=command.transfer, joiners=command.joiners), ready]
 
 
 def abort(half: Joiner, why: str) -> Step:

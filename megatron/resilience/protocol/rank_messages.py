@@ -32,10 +32,11 @@ class PrepareStayer(Message, frozen=True, kw_only=True):
 
 
 class PrepareJoiner(Message, frozen=True, kw_only=True):
-    """Where the leaver of the same global rank will give its state."""
+    """Where the leaver of the same global rank will give its state, and where all ranks that join listen."""
 
     generation: int
     transfer: str
+    joiners: dict[int, str]
 
 
 class Planned(Message, frozen=True, kw_only=True):
@@ -196,8 +197,9 @@ class Measured(Message, frozen=True, kw_only=True):
 
     generation: int
     boundary: int
-    downtime_ms: float
-    lost_ms: float
+    downtime_ms: float | None = None
+    """None: this process was not there before the switch, or is not after it."""
+    lost_ms: float | None = None
     median_iteration_ms: float
     links_kept: int = 0
     links_replaced: int = 0

@@ -113,11 +113,11 @@ class TransferListening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteOpened:
-    """The rank is about to vote. `obstacles`: a save not finalised, the last iteration; `exits`: SIGTERM came."""
+    """The rank is about to vote. `obstacles`: a save not finalised, the last iteration; `exits`: why to end, or 0."""
 
     iteration: int
     obstacles: tuple[str, ...] = ()
-    exits: bool = False
+    exits: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +294,8 @@ class FetchState:
 
     generation: int
     address: str
+    joiners: Mapping[int, str]
+    """Endpoints of all ranks that join in this switch, its own among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

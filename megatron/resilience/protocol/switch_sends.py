@@ -125,8 +125,9 @@ class SwitchSends:
     def _prepare_joiner(self, rank: int) -> None:
         ready = self.listening.get(rank)
         if ready is not None:
-            transfer = PrepareJoiner(generation=self.generation, transfer=ready.transfer)
-            self.desk.to_rank(self.leaving[rank].joiner, rank, transfer)
+            joiners = {joiner: built.endpoint for joiner, built in sorted(self.built.items())}
+            prepare = PrepareJoiner(generation=self.generation, transfer=ready.transfer, joiners=joiners)
+            self.desk.to_rank(self.leaving[rank].joiner, rank, prepare)
 
     def _prepare_stayer(self, rank: int) -> None:
         joiners = {

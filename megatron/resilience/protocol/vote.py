@@ -34,7 +34,7 @@ class Decision(enum.Enum):
     EXIT = "exit"
 
 
-def contribution(*, cast: int, obstacles: Iterable[str], exits: bool) -> Contribution:
+def contribution(*, cast: int, obstacles: Iterable[str], exits: int) -> Contribution:
     """What a rank gives. `obstacles` are its reasons against a switch at the next iteration; any one is a veto."""
     return Contribution(cast=cast, veto=int(any(obstacles)), exit=int(exits))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from megatron.resilience.worker.handover import Handover
 from megatron.training import preload  # noqa: F401  (device and patches first)
 from megatron.training.bookkeeping import LoopBookkeeping
 from megatron.training.checkpointing import Checkpointer, Progress
@@ -24,6 +25,7 @@ def fresh(rank: Any) -> LoopBookkeeping:
         reporter=Reporter(rank.plan, speaks=True),
         checkpointer=Checkpointer(rank.plan),
         watch=EndingWatch(rank.plan.settings.run),
+        links=Handover(),
     )
 
 

@@ -31,7 +31,7 @@ from megatron.resilience.protocol.switch import (
 from megatron.resilience.protocol.vote import Contribution
 
 BUILD = BuildFinished(endpoint="h:1", facts=Facts(torch="2"), memory_bytes=7)
-PREPARE = PrepareJoiner(generation=4, transfer="h:9")
+PREPARE = PrepareJoiner(generation=4, transfer="h:9", joiners={1: "h:j"})
 
 
 def built() -> Joiner:
@@ -57,7 +57,7 @@ def test_it_builds_and_is_ready_once_it_knows_where_to_fetch() -> None:
     told = Report(report=Built(generation=4, endpoint="h:1", facts=Facts(torch="2"), memory_bytes=7))
     assert actions == [told]
     ready, actions = joiner.prepare(half, PREPARE)
-    assert actions == [FetchState(generation=4, address="h:9"), Report(report=Ready(generation=4))]
+    assert actions == [FetchState(generation=4, address="h:9", joiners={1: "h:j"}), Report(report=Ready(generation=4))]
     again, actions = joiner.prepare(ready, PREPARE)
     assert (again, actions) == (ready, [Report(report=Ready(generation=4))])
     assert joiner.standing(ready) == [told, Report(report=Ready(generation=4))]

@@ -227,7 +227,7 @@ def test_a_joiner_becomes_a_stayer_and_says_running_again() -> None:
     core.step(BuildFinished(endpoint="h", facts=Facts(), memory_bytes=1))
     from megatron.resilience.protocol.messages import PrepareJoiner
 
-    told(core, PrepareJoiner(generation=2, transfer="h:t"))
+    told(core, PrepareJoiner(generation=2, transfer="h:t", joiners={5: "h:j"}))
     core.step(TransferWhole(generation=2))
     core.step(VerdictCame(generation=2, leave=True))
     assert core.is_member

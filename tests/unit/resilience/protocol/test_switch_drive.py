@@ -61,7 +61,7 @@ def test_leavers_are_prepared_before_stayers_and_go_comes_last() -> None:
     assert talk.said(PrepareStayer) == []
     talk.report(1, 1, Ready(generation=2, linked=(0,), transfer="h1:t"))
     assert talk.said(PrepareStayer) == [("m0", PrepareStayer(generation=2, joiners={1: "h2:1"}))]
-    assert talk.said(PrepareJoiner) == [("m2", PrepareJoiner(generation=2, transfer="h1:t"))]
+    assert talk.said(PrepareJoiner) == [("m2", PrepareJoiner(generation=2, transfer="h1:t", joiners={1: "h2:1"}))]
     talk.report(2, 1, Ready(generation=2), started=2)
     assert talk.said(Go) == []
     actions = talk.report(0, 0, Ready(generation=2, linked=(1,)))

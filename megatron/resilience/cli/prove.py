@@ -1,0 +1,125 @@
+"""`trainmover prove planned`: shows on one computer that migrating machines of a job changes no bit of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from megatron.resilience.agent.driven_run import RunError
+from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
+from megatron.resilience.agent.spawner import split_at_script
+from megatron.resilience.cli.usage import FlagParser, UsageError
+from megatron.resilience.proof.planned import Outcome, ProofSpec, Verdict, prove
+from megatron.resilience.proof.schedule import parse_moves
+from megatron.resilience.proof.window import window_flags
+
+_KINDS = ("planned",)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Proves. 0: equal in every bit; 1: different, or no verdict. Raises UsageError."""
+    own, script = split_at_script(argv)
+    options = _parser().parse_flags(own)
+    if options.kind not in _KINDS:
+        raise UsageError(
+            f"found {options.kind!r}, expected {' or '.join(_KINDS)}; run `trainmover prove planned --help`"
+        )
+    if not script:
+        raise UsageError("found no script, expected one after `--`; run `trainmover prove planned -- SCRIPT ARGS`")
+    for flag, value in (("--machines", options.machines), ("--ranks-per-machine", options.ranks_per_machine)):
+        if value < 1:
+            raise UsageError(f"found {flag} {value}, expected at least 1")
+    for word in ("--metrics-file", "--log-state-digest"):
+        if word in script:
+            raise UsageError(f"found {word} in the script's arguments, which the proof sets itself; leave it out")
+    try:
+        moves = parse_moves(options.migrate or ["10:0"], machines=options.machines)
+        script = [*script, *window_flags(script, options.window)]
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="trainmover-proof-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = ProofSpec(
+        script=tuple(script),
+        machines=options.machines,
+        ranks_per_machine=options.ranks_per_machine,
+        moves=moves,
+        folder=folder,
+        limit_s=options.limit,
+    )
+    try:
+        verdict = prove(spec, _say)
+    except RunError as error:
+        verdict = Verdict(outcome=Outcome.NONE, why=str(error))
+    if verdict.outcome is Outcome.EQUAL and options.folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(as_json(verdict)) if options.json else text(verdict, folder), flush=True)
+    return EXIT_OK if verdict.outcome is Outcome.EQUAL else EXIT_FAILURE
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(
+        prog="trainmover prove",
+        usage="trainmover prove planned [flags] -- SCRIPT ARGS...",
+        description="Runs a job untouched twice and migrated once, on this computer, and compares every bit.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("kind", help="planned: machines are replaced on purpose")
+    parser.add_argument("--machines", type=int, default=2, metavar="M", help="machines of the job (default 2)")
+    parser.add_argument("--ranks-per-machine", type=int, default=1, metavar="L", help="ranks on each (default 1)")
+    parser.add_argument(
+        "--migrate",
+        action="append",
+        metavar="ITERATION:SLOT[,SLOT]",
+        help="which slots move once that iteration has ended; again for more (default 10:0)",
+    )
+    parser.add_argument("--window", type=int, metavar="N", help="only N iterations, from the checkpoint of --load")
+    parser.add_argument("--limit", type=float, default=3600.0, metavar="SECONDS", help="for each run (default 3600)")
+    parser.add_argument("--folder", type=Path, help="keep logs and metrics there (default: only if not equal)")
+    parser.add_argument("--json", action="store_true", help="the verdict as one JSON object")
+    return parser
+
+
+def as_json(verdict: Verdict) -> dict[str, object]:
+    """Plain values."""
+    difference = verdict.difference
+    return {
+        "verdict": verdict.outcome.value,
+        "why": verdict.why,
+        "iterations": verdict.iterations,
+        "first_difference": None
+        if difference is None
+        else {
+            "iteration": difference.iteration,
+            "what": difference.what,
+            "expected": difference.expected,
+            "found": difference.found,
+        },
+        "incidents": list(verdict.incidents),
+    }
+
+
+def text(verdict: Verdict, folder: Path) -> str:
+    """For people."""
+    if verdict.outcome is Outcome.EQUAL:
+        moved = ", ".join(
+            f"slot {'+'.join(map(str, incident['slots']))} at iteration {incident['boundary']} "
+            f"({incident['downtime_ms']:.1f} ms down)"
+            for incident in verdict.incidents
+        )
+        return (
+            f"EQUAL: losses, gradient norms and the state of every rank over {verdict.iterations} iterations, to the "
+            f"last bit. Moved: {moved}."
+        )
+    kept = f"Logs and metrics: {folder}"
+    if verdict.outcome is Outcome.DIFFERENT:
+        return f"DIFFERENT: {verdict.why}. {kept}"
+    return f"NO VERDICT: {verdict.why}. {kept}"
+
+
+def _say(line: str) -> None:
+    print(f"trainmover: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,156 @@
+"""Runs a job untouched twice and migrated once, and compares the three. Used by `trainmover prove planned`.
+
+The two untouched runs come first: a job that does not repeat itself to the bit gives no verdict on anything.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from megatron.resilience.agent.driven_run import DrivenRun, RunError, driven_run
+from megatron.resilience.proof.compare import Difference, Record, first_difference, last_iteration, read_records
+from megatron.resilience.proof.schedule import Move, elastic_machines
+
+_COMMAND = (sys.executable, "-m", "megatron.resilience.cli.main")
+_ASK_S = 30.0
+
+
+class Outcome(enum.StrEnum):
+    """What a proof says."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    NONE = "no verdict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofSpec:
+    """The job, and what is to happen to it."""
+
+    script: tuple[str, ...]
+    machines: int
+    ranks_per_machine: int
+    moves: tuple[Move, ...]
+    folder: Path
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`why` is empty for an equal run; `incidents` are the migrations as `trainmover incidents --json` tells them."""
+
+    outcome: Outcome
+    why: str = ""
+    difference: Difference | None = None
+    iterations: int = 0
+    incidents: tuple[dict[str, Any], ...] = ()
+
+
+def prove(spec: ProofSpec, say: Callable[[str], None]) -> Verdict:
+    """See the module. Raises RunError when a job fails."""
+    say("1 of 3: the job, untouched")
+    first = _untouched(spec, "untouched")
+    say("2 of 3: the job again, untouched: does it repeat itself?")
+    difference = first_difference(first, _untouched(spec, "again"))
+    if difference is not None:
+        why = f"two untouched runs differ: {difference}; a job that does not repeat itself can prove nothing"
+        return Verdict(outcome=Outcome.NONE, why=why, difference=difference)
+    say(f"3 of 3: the job, migrated {len(spec.moves)} time{'s' * (len(spec.moves) != 1)}")
+    migrated, incidents = _migrated(spec, say)
+    iterations = last_iteration(first)
+    undone = [incident for incident in incidents if incident["outcome"] != "done"]
+    if undone:
+        return Verdict(
+            outcome=Outcome.NONE,
+            why=f"a migration was not done: {undone[0]['outcome']}: {undone[0]['why']}",
+            iterations=iterations,
+            incidents=incidents,
+        )
+    difference = first_difference(first, migrated)
+    return Verdict(
+        outcome=Outcome.EQUAL if difference is None else Outcome.DIFFERENT,
+        why="" if difference is None else str(difference),
+        difference=difference,
+        iterations=iterations,
+        incidents=incidents,
+    )
+
+
+def _untouched(spec: ProofSpec, name: str) -> list[Record]:
+    metrics = spec.folder / f"{name}.jsonl"
+    with driven_run(_flags(spec, name), _script(spec, metrics), spec.folder / f"{name}.log") as run:
+        run.wait(time.monotonic() + spec.limit_s)
+    return _records(metrics)
+
+
+def _migrated(spec: ProofSpec, say: Callable[[str], None]) -> tuple[list[Record], tuple[dict[str, Any], ...]]:
+    metrics, resilience = spec.folder / "migrated.jsonl", spec.folder / "resilience"
+    flags = [*_flags(spec, "migrated"), "--resilience", "--resilience-dir", str(resilience)]
+    flags += ["--elastic", str(elastic_machines(spec.moves))]
+    deadline_s = time.monotonic() + spec.limit_s
+    with driven_run(flags, _script(spec, metrics), spec.folder / "migrated.log") as run:
+        for move in spec.moves:
+            run.wait_for(partial(_reached, metrics, move.iteration), deadline_s, f"iteration {move.iteration}")
+            _migrate(run, resilience, move, deadline_s, say)
+        incidents = _ask(resilience, "incidents")
+        run.wait(deadline_s)
+    return _records(metrics), tuple(incidents)
+
+
+def _migrate(run: DrivenRun, resilience: Path, move: Move, deadline_s: float, say: Callable[[str], None]) -> None:
+    """Asks for it, and waits until it is over; the output of the job is read meanwhile."""
+    holders = {machine["slot"]: machine["machine_id"] for machine in _ask(resilience, "status")["machines"]}
+    words = [word for slot in move.slots for word in ("--from", holders[slot])]
+    asked = subprocess.Popen(
+        [*_COMMAND, "migrate", *words, "--resilience-dir", str(resilience)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        run.wait_for(lambda: asked.poll() is not None, deadline_s, f"the end of the migration of {words[1::2]}")
+    finally:
+        if asked.poll() is None:
+            asked.terminate()
+        output, _ = asked.communicate()
+    said = output.strip().splitlines()
+    say(said[-1] if said else "")
+    if asked.returncode:
+        raise RunError(f"the migration of {', '.join(words[1::2])} failed: {said[-1] if said else 'without a word'}")
+
+
+def _ask(resilience: Path, what: str) -> Any:
+    command = [*_COMMAND, what, "--json", "--resilience-dir", str(resilience)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    if done.returncode:
+        raise RunError(f"trainmover {what} failed: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def _flags(spec: ProofSpec, name: str) -> list[str]:
+    shape = ["--machines", str(spec.machines), "--ranks-per-machine", str(spec.ranks_per_machine)]
+    return [*shape, "--log-dir", str(spec.folder / name)]
+
+
+def _script(spec: ProofSpec, metrics: Path) -> list[str]:
+    return [*spec.script, "--metrics-file", str(metrics), "--log-state-digest"]
+
+
+def _records(metrics: Path) -> list[Record]:
+    return read_records(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else []
+
+
+def _reached(metrics: Path, iteration: int) -> bool:
+    """Whether `iteration` has ended. The last line may be half written."""
+    text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+    return last_iteration(read_records(text[: text.rfind("\n") + 1].splitlines())) >= iteration

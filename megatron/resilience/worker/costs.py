@@ -1,0 +1,86 @@
+"""What a switch cost this rank, as the message that tells the controller: time, links, bytes, memory, phases.
+
+Called by `rank_worker` at each boundary and step of a switch; `meter` does the arithmetic of time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from megatron.resilience.protocol.messages import Measured
+from megatron.resilience.worker.meter import Meter
+
+
+class Costs:
+    """`memory_bytes()`: what tensors and links of this rank hold now. `is_new`: it was started for this very switch,
+    and so has no time before it to compare with.
+    """
+
+    def __init__(self, memory_bytes: Callable[[], int], *, is_new: bool) -> None:
+        self._memory_bytes = memory_bytes
+        self._is_new = is_new
+        self._meter = Meter()
+        self._memory_before = 0
+        self._arrived_s = time.monotonic()
+        self._phases: dict[str, tuple[float, float]] = {}
+        self.links = (0, 0)
+        """Kept and replaced at the last commit."""
+
+    def begin(self) -> None:
+        """Preparation begins on this rank."""
+        self._meter.begin()
+        self._remember_memory()
+
+    def granted(self, generation: int, boundary: int) -> None:
+        """All ranks switch at the top of iteration `boundary`."""
+        self._meter.granted(generation, boundary)
+        self._remember_memory()
+
+    def drop(self) -> None:
+        """The switch that was prepared is off."""
+        self._meter.drop()
+        self._forget()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What is done inside is a phase of the switch."""
+        started_s = time.monotonic()
+        yield
+        ended_s = time.monotonic()
+        self._phases[name] = ((started_s - self._arrived_s) * 1e3, (ended_s - started_s) * 1e3)
+
+    def median_iteration_ms(self) -> float:
+        """Of the last iterations."""
+        return self._meter.median_ms()
+
+    def arrive(self, iteration: int, bytes_moved: int) -> Measured | None:
+        """The rank stands at the top of `iteration`; what the switch cost, one iteration after it."""
+        self._arrived_s = time.monotonic()
+        cost = self._meter.arrive(iteration, self._arrived_s)
+        if cost is None:
+            return None
+        measured = Measured(
+            generation=cost.generation,
+            boundary=cost.boundary,
+            downtime_ms=None if self._is_new else cost.downtime_ms,
+            lost_ms=None if self._is_new else cost.lost_ms,
+            median_iteration_ms=cost.median_iteration_ms,
+            links_kept=self.links[0],
+            links_replaced=self.links[1],
+            bytes_moved=bytes_moved,
+            memory_before_bytes=self._memory_before,
+            memory_after_bytes=self._memory_bytes(),
+            phases=dict(self._phases),
+        )
+        self._is_new = False
+        self._forget()
+        return measured
+
+    def _remember_memory(self) -> None:
+        self._memory_before = self._memory_before or self._memory_bytes()
+
+    def _forget(self) -> None:
+        self._memory_before, self.links = 0, (0, 0)
+        self._phases.clear()

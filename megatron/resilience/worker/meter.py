@@ -1,0 +1,80 @@
+"""What a switch cost this rank, from the times at which it reached the top of each iteration. Pure: times are given.
+
+Downtime is the time from the boundary at which the switch happened to the next one, less the median iteration before
+it; lost time is the same summed up over all iterations since preparation began here. Neither is clamped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+MEDIAN_OVER = 20
+_KEPT = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchCost:
+    """In milliseconds; `boundary` is the iteration at whose top the switch happened."""
+
+    generation: int
+    boundary: int
+    downtime_ms: float
+    lost_ms: float
+    median_iteration_ms: float
+
+
+class Meter:
+    """Takes the time of each boundary; gives the cost of a switch one iteration after it."""
+
+    def __init__(self) -> None:
+        self._arrivals: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+        self._began_at: int | None = None
+        self._switch: tuple[int, int] | None = None
+
+    def begin(self) -> None:
+        """Preparation of a switch has begun on this rank: iterations from the present one on may be slower for it."""
+        if self._began_at is None and self._arrivals:
+            self._began_at = self._arrivals[-1][0]
+
+    def drop(self) -> None:
+        """The switch that was prepared is off."""
+        self._began_at = self._switch = None
+
+    def granted(self, generation: int, boundary: int) -> None:
+        """All ranks switch at the top of iteration `boundary`."""
+        self._switch = (generation, boundary)
+
+    def arrive(self, iteration: int, now_s: float) -> SwitchCost | None:
+        """The rank stands at the top of `iteration`; the cost, if the iteration before it began with a switch."""
+        self._arrivals.append((iteration, now_s))
+        if self._switch is None or iteration <= self._switch[1]:
+            return None
+        cost = self._cost(*self._switch)
+        self.drop()
+        return cost
+
+    def median_ms(self, *, before: int | None = None) -> float:
+        """Median of the last iterations, or of those that ended when iteration `before` began; 0 without any."""
+        taken = [ms for iteration, ms in self._durations() if before is None or iteration < before]
+        return statistics.median(taken[-MEDIAN_OVER:]) if taken else 0.0
+
+    def _durations(self) -> list[tuple[int, float]]:
+        return [
+            (iteration, (later_s - earlier_s) * 1e3)
+            for (iteration, earlier_s), (_, later_s) in itertools.pairwise(self._arrivals)
+        ]
+
+    def _cost(self, generation: int, boundary: int) -> SwitchCost:
+        began_at = boundary if self._began_at is None else min(self._began_at, boundary)
+        median_ms = self.median_ms(before=began_at) or self.median_ms(before=boundary)
+        durations = self._durations()
+        return SwitchCost(
+            generation=generation,
+            boundary=boundary,
+            downtime_ms=sum(ms - median_ms for iteration, ms in durations if iteration == boundary),
+            lost_ms=sum(ms - median_ms for iteration, ms in durations if began_at <= iteration <= boundary),
+            median_iteration_ms=median_ms,
+        )

@@ -1,0 +1,78 @@
+"""Who takes part in the run, as the loop sees it: asked at each boundary, before each update, after each iteration.
+
+`FixedMembership` is a run without resilience: nobody comes or goes, and nothing runs for it. `SwitchedMembership` is
+one whose machines can be replaced; the ending rides on its vote, so that an iteration has no message more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from megatron.resilience.protocol.vote import VOTE_NUMBERS, Contribution
+from megatron.training.ending import Ending, EndingWatch
+
+if TYPE_CHECKING:  # it needs the extension, which a run without resilience may do without
+    from megatron.resilience.worker.rank_worker import RankWorker
+
+
+class Membership(Protocol):
+    """What the loop calls, on every rank alike."""
+
+    def reach_boundary(self, iteration: int) -> None:
+        """The top of `iteration`. May wait for a switch; raises SlotMoved where another process goes on."""
+
+    def vote(self, iteration: int, obstacles: tuple[str, ...]) -> None:
+        """Nothing but the optimizer step of `iteration` is left. `obstacles`: why no switch may follow it."""
+
+    def ending(self, iteration: int) -> Ending:
+        """Whether the run ends after `iteration`, the same on all ranks."""
+
+
+class FixedMembership:
+    """The same processes from the first iteration to the last."""
+
+    def __init__(self, watch: EndingWatch) -> None:
+        self._watch = watch
+
+    def reach_boundary(self, iteration: int) -> None:
+        """Nothing to do."""
+
+    def vote(self, iteration: int, obstacles: tuple[str, ...]) -> None:
+        """Nothing to do."""
+
+    def ending(self, iteration: int) -> Ending:
+        """See Membership. Collective where a signal or time limit is watched."""
+        return self._watch.agree(iteration)
+
+
+class SwitchedMembership:
+    """Machines may be replaced between two iterations."""
+
+    def __init__(self, watch: EndingWatch, worker: RankWorker) -> None:
+        self._watch = watch
+        self._worker = worker
+        self._ending = Ending.GOES_ON
+
+    def reach_boundary(self, iteration: int) -> None:
+        """See Membership."""
+        self._worker.reach_boundary(iteration)
+
+    def vote(self, iteration: int, obstacles: tuple[str, ...]) -> None:
+        """See Membership. Collective."""
+        result = self._worker.vote(iteration, obstacles=obstacles, exits=int(self._watch.seen(iteration)))
+        self._ending = Ending(result.exit)
+
+    def ending(self, iteration: int) -> Ending:
+        """What the vote of `iteration` said."""
+        return self._ending
+
+
+def all_reduce_vote(own: Contribution) -> Contribution:
+    """The MAX of all ranks' votes: int64 of shape [3], over WORLD. Collective."""
+    numbers = torch.tensor(own.numbers(), dtype=torch.int64, device=torch.cuda.current_device())
+    assert numbers.numel() == VOTE_NUMBERS
+    torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
+    cast, veto, ending = numbers.tolist()
+    return Contribution(cast=cast, veto=veto, exit=ending)

@@ -1,0 +1,96 @@
+"""Connects a rank to its machine's agent, so that another can take its place, or that it takes another's.
+
+Called by `pretrain()` where an agent is there; without one nothing of this is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from megatron.resilience.state.inventory import Inventory, take_inventory
+from megatron.resilience.worker.agent_link import AgentLink, LinkIdentity
+from megatron.resilience.worker.facts import local_facts
+from megatron.resilience.worker.handover import Handover
+from megatron.resilience.worker.rank_worker import Place, RankWorker
+from megatron.training.bookkeeping import LoopBookkeeping
+from megatron.training.checkpointing import Checkpointer, Progress
+from megatron.training.config import SettingsError
+from megatron.training.ending import EndingWatch
+from megatron.training.environment import Environment
+from megatron.training.layout import Plan
+from megatron.training.membership import SwitchedMembership, all_reduce_vote
+from megatron.training.model_setup import Trainee
+from megatron.training.reporting import Reporter
+from trainmover_ext.settings import read_settings
+
+
+def check_switchable(plan: Plan) -> None:
+    """Raises SettingsError for what no switch could carry."""
+    if plan.backend != "trainmover":
+        raise SettingsError(
+            f"found --distributed-backend {plan.backend} under an agent, expected trainmover: links of others can't be "
+            "switched; leave the flag out, or --resilience of trainmover run"
+        )
+
+
+@contextmanager
+def member(
+    argv: Sequence[str],
+    environment: Environment,
+    watch: EndingWatch,
+    trainee: Trainee,
+    progress: Progress,
+    reporter: Reporter,
+    checkpointer: Checkpointer,
+) -> Iterator[SwitchedMembership]:
+    """Takes part from the start: everything is built and loaded."""
+    handover = Handover()
+    bookkeeping = LoopBookkeeping(
+        progress=progress, reporter=reporter, checkpointer=checkpointer, watch=watch, links=handover
+    )
+    inventory = take_inventory(trainee, bookkeeping)
+    with _worker(argv, environment, inventory, handover) as worker:
+        worker.start(local_facts(model_configuration=" ".join(argv)))
+        yield SwitchedMembership(watch, worker)
+
+
+@contextmanager
+def successor(
+    argv: Sequence[str], environment: Environment, watch: EndingWatch, inventory: Inventory, handover: Handover
+) -> Iterator[SwitchedMembership]:
+    """Takes the place of a running rank: returns when its state is here and it may train on.
+
+    Raises SlotMoved when the switch that it was started for is off.
+    """
+    with _worker(argv, environment, inventory, handover) as worker:
+        worker.join(local_facts(model_configuration=" ".join(argv)))
+        yield SwitchedMembership(watch, worker)
+
+
+@contextmanager
+def _worker(
+    argv: Sequence[str], environment: Environment, inventory: Inventory, handover: Handover
+) -> Iterator[RankWorker]:
+    settings = read_settings()
+    if settings.token is None:
+        raise SettingsError("TRAINMOVER_AGENT is set and TRAINMOVER_TOKEN is not; start by trainmover run --resilience")
+    generation = environment.join_generation
+    identity = LinkIdentity(
+        token=settings.token, global_rank=environment.global_rank, generation=1 if generation is None else generation
+    )
+    link = AgentLink(environment.agent, identity)
+    link.start()
+    place = Place(
+        global_rank=environment.global_rank,
+        job=settings.job_id,
+        token=settings.token,
+        bind_address=settings.bind_address,
+        generation=generation,
+    )
+    worker = RankWorker(place, link, inventory=inventory, handover=handover, all_reduce=all_reduce_vote)
+    try:
+        yield worker
+    finally:
+        worker.close()
+        link.close()
