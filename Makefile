@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CSRC   := $(shell find csrc -name '*.cc' -o -name '*.h')
+SIM_MINUTES ?= 5
 export OMP_NUM_THREADS := 1
 
 .PHONY: setup demo test lint fmt bench nightly clean
@@ -26,7 +27,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not nightly and not gpu"
 
 nightly: $(STAMP)
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" --sim-minutes $(SIM_MINUTES)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -52,6 +52,7 @@ class SimController:
         self.is_up = False
         self.crash_at: Callable[[int, AnyEntry], bool] = lambda number, entry: False
         self.downtime_ms: Callable[[], float] = lambda: 100.0
+        self.stalls = 0.0
         self.core: ControllerCore
         self._connections: dict[int, tuple[SimMachine, Pipe]] = {}
         self._next_connection = 0
@@ -98,9 +99,9 @@ class SimController:
         number = self._next_connection
         self._connections[number] = (
             machine,
-            Pipe(self.world, lambda message: machine.controller_said(number, message)),
+            Pipe(self.world, lambda message: machine.controller_said(number, message), stalls=self.stalls),
         )
-        return number, Pipe(self.world, lambda message: self._hear(number, message))
+        return number, Pipe(self.world, lambda message: self._hear(number, message), stalls=self.stalls)
 
     def cut(self, number: int) -> None:
         """The other side is gone; this one notices a little later."""

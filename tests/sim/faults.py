@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from megatron.resilience.protocol.joiner import Joiner, JoinerState
 from megatron.resilience.protocol.journal import AnyEntry
-from megatron.resilience.protocol.messages import Measured, Progress, RankReport
+from megatron.resilience.protocol.messages import Armed, Cast, Left, Measured, Progress, RankReport, Stayed
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
     from tests.sim.process import Process
+    from tests.sim.transfers import Transfer
 
 
 _KINDS = ("controller", "cut", "partition", "crash", "transfer", "kill", "link", "user")
@@ -32,6 +33,9 @@ class NoFaults:
 
     def vote_closes(self, iteration: int) -> None:
         """All ranks have voted."""
+
+    def verdict_goes(self, transfer: Transfer) -> None:
+        """The last frame of a transfer is about to go out."""
 
 
 class Faults(NoFaults):
@@ -60,6 +64,7 @@ class RandomFaults(Faults):
         self.level = chance.choice((0.0, 0.3, 1.0, 2.0))
         self.deaths = chance.choice((0.0, 0.0, 0.0, 1.0))
         """Whether machines that hold a slot may die, which ends the job."""
+        job.controller.stalls = 0.02 * self.level
         job.controller.crash_at = self._controller_dies
         job.controller.downtime_ms = lambda: chance.uniform(5, 500)
         for _ in range(int(8 * self.level)):
@@ -81,18 +86,30 @@ class RandomFaults(Faults):
         if not self._is_time or isinstance(report, Progress | Measured):
             return
         chance = self.job.world.chance
-        if chance.random() < 0.015 * self.level:
+        odds = 0.06 if isinstance(report, Armed | Cast | Left | Stayed) else 0.015
+        if chance.random() < odds * self.level:
             self._at_step(process)
+
+    def verdict_goes(self, transfer: Transfer) -> None:
+        if self._is_time and self.job.world.chance.random() < 0.03 * self.level:
+            self.job.world.say("a transfer's connection is cut with the verdict in it")
+            self.job.transfers.cut(transfer)
 
     def _at_step(self, process: Process) -> None:
         chance, job = self.job.world.chance, self.job
-        what = chance.choices(("controller", "cut", "partition", "die"), (3, 3, 2, 4))[0]
+        what = chance.choices(("controller", "cut", "partition", "joiner", "link", "die"), (3, 3, 2, 4, 2, 4))[0]
         if what == "controller":
             job.controller.crash()
         elif what == "cut":
             process.machine.disconnect()
         elif what == "partition":
             process.machine.partition(chance.uniform(20, 1_500))
+        elif what == "link":
+            any(other.alive and other.prepared_link_breaks() for other in job.processes)
+        elif what == "joiner":
+            joiners = [p for p in job.processes if p.alive and isinstance(p.core.half, Joiner)]
+            if joiners:
+                self._kill(chance.choice(joiners))
         elif self._may_die(process):
             self._kill(process)
 

@@ -211,8 +211,8 @@ class Job:
         if exit_code == 0 or self.controller.ledger.ended:
             return
         if isinstance(half, Joiner) and half.state is not JoinerState.LIVE:
-            decided = self.verdicts.get(half.generation) is True
-            if decided:
+            killed = why.startswith("its machine") or why == "killed"
+            if killed and self.verdicts.get(half.generation) is True:
                 self.excuse = self.excuse or f"joiner {process.name} died after LEAVE: {why}"
         elif not (isinstance(half, Leaver) and half.state in (LeaverState.LEFT, LeaverState.ENDED)):
             if why.startswith("its machine") or why == "killed":

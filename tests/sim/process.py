@@ -275,14 +275,25 @@ class Process:
                 self._wait += 1
                 token = self._wait
                 world.after(LIMITS_MS[wait], self._waited, token, generation)
+            case SendState() | FetchState() | SendVerdict() | CloseTransfer():
+                self._transfer(action)
+            case _:
+                self._act_on_process(action)
+
+    def _transfer(self, action: SendState | FetchState | SendVerdict | CloseTransfer) -> None:
+        transfers = self.job.transfers
+        match action:
             case SendState(generation=generation):
-                job.transfers.gives(self, generation)
+                transfers.gives(self, generation)
             case FetchState(generation=generation, address=address):
-                job.transfers.fetches(self, generation, address)
+                transfers.fetches(self, generation, address)
             case SendVerdict(generation=generation, leave=leave):
-                job.transfers.verdict(self, generation, leave)
+                transfers.verdict(self, generation, leave)
             case CloseTransfer(generation=generation):
-                job.transfers.close(self, generation)
+                transfers.close(self, generation)
+
+    def _act_on_process(self, action: RankAction) -> None:
+        match action:
             case UpdateDirectory(directory=directory):
                 self.directory = directory.endpoints
                 self._try_begin()

@@ -63,7 +63,12 @@ def test_what_was_under_way_is_finished_or_undone(number: int, away_ms: float) -
 def test_a_journal_read_again_gives_the_same_state() -> None:
     job = migration(3, dies_at=0, away_ms=0)
     seen: list[AnyEntry] = []
-    job.controller.crash_at = lambda number, entry: bool(seen.append(entry))
+
+    def see(number: int, entry: AnyEntry) -> bool:
+        seen.append(entry)
+        return False
+
+    job.controller.crash_at = see
     to_the_end(job)
     assert seen == job.controller.entries
     again = type(job.controller.ledger)()

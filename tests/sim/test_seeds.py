@@ -35,6 +35,7 @@ def test_no_seed_breaks_a_rule() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(0)  # it ends when its minutes are over
 def test_no_seed_breaks_a_rule_for_as_long_as_told(request: pytest.FixtureRequest) -> None:
     minutes: float = request.config.getoption("--sim-minutes")
     first: int = request.config.getoption("--sim-first-seed")

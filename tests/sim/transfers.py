@@ -77,6 +77,7 @@ class Transfers:
         if transfer is None:
             return
         transfer.closed = True
+        self.job.faults.verdict_goes(transfer)
 
         def arrive() -> None:
             if transfer.taker is not None and transfer.taker.alive and not transfer.is_cut:

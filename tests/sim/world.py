@@ -58,17 +58,30 @@ class World:
 class Pipe:
     """One direction of a connection: messages arrive in order, each after a delay of its own, until it is cut."""
 
-    def __init__(self, world: World, deliver: Callable[[Any], None], low_ms: float = 0.5, high_ms: float = 8.0) -> None:
+    def __init__(
+        self,
+        world: World,
+        deliver: Callable[[Any], None],
+        low_ms: float = 0.5,
+        high_ms: float = 8.0,
+        *,
+        stalls: float = 0.0,
+    ) -> None:
         self.world = world
         self.deliver = deliver
         self.low_ms, self.high_ms = low_ms, high_ms
+        self.stalls = stalls
+        """How likely a message is held up for long, with all that come after it."""
         self.is_open = True
         self._last_ms = 0.0
 
     def send(self, message: Any) -> None:
         if not self.is_open:
             return
-        arrival_ms = max(self._last_ms, self.world.now_ms + self.world.between(self.low_ms, self.high_ms))
+        delay_ms = self.world.between(self.low_ms, self.high_ms)
+        if self.stalls and self.world.chance.random() < self.stalls:
+            delay_ms += self.world.between(10, 400)
+        arrival_ms = max(self._last_ms, self.world.now_ms + delay_ms)
         self._last_ms = arrival_ms
         self.world.after(arrival_ms - self.world.now_ms, self._arrive, message)
 

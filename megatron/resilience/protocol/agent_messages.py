@@ -46,7 +46,7 @@ class Table(Message, frozen=True, kw_only=True):
 
 
 class Discard(Message, frozen=True, kw_only=True):
-    """End joiner ranks of `generation` (and older): their switch is over. Nothing happens if there are none."""
+    """End the joiner ranks of `generation`: its switch is over. Nothing happens if there are none."""
 
     term: int
     generation: int

@@ -2,6 +2,7 @@
 
 State        Trigger   Next
 LISTENING    REPEAT    LISTENING
+LISTENING    GO        LISTENING    it was READY before, and will be told again when it is
 LISTENING    PREPARED  READY        the address of the transfer is known
 LISTENING    ABORT     OVER
 LISTENING    WITHDRAW  OVER         lead
@@ -38,7 +39,6 @@ ACKED        BROKE     STRANDED     not the lead
 ACKED        LEAVE     LEFT         all acknowledged: the point of no return
 ACKED        STAY      OVER
 ACKED        LOST      FAILED
-STRANDED     BROKE     STRANDED
 STRANDED     LEAVE     LEFT         the lead had decided before it heard; the joiner asks
 STRANDED     STAY      OVER
 STRANDED     LOST      FAILED
@@ -92,7 +92,9 @@ from megatron.resilience.protocol.switch import (
     Trigger,
     Wait,
     WaitedTooLong,
+    check_boundary,
     no_way_on,
+    rows,
     transition,
 )
 
@@ -116,26 +118,20 @@ class LeaverState(enum.Enum):
 
 
 _S, _T = LeaverState, Trigger
-
-
-def _rows(state: LeaverState, **after: LeaverState) -> dict[tuple[LeaverState, Trigger], LeaverState]:
-    return {(state, _T[name]): following for name, following in after.items()}
-
-
 TRANSITIONS: dict[tuple[LeaverState, Trigger], LeaverState] = {
-    **_rows(_S.LISTENING, REPEAT=_S.LISTENING, PREPARED=_S.READY, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
-    **_rows(
-        _S.READY, REPEAT=_S.READY, GO=_S.ARMED, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY, GRANT=_S.GRANTED
-    ),
-    **_rows(_S.ARMED, REPEAT=_S.ARMED, GO=_S.ARMED, OPEN=_S.CASTING, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
-    **_rows(_S.UNREADY, REPEAT=_S.LISTENING, GO=_S.UNREADY, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
-    **_rows(_S.CASTING, VETO=_S.ARMED, GRANT=_S.GRANTED),
-    **_rows(_S.GRANTED, REPEAT=_S.GRANTED, GO=_S.GRANTED, WITHDRAW=_S.GRANTED, BROKE=_S.GRANTED, STAY=_S.OVER),
-    **_rows(_S.GRANTED, BOUNDARY=_S.SENDING),
-    **_rows(_S.SENDING, ACKED=_S.ACKED, BROKE=_S.STRANDED, STAY=_S.OVER, LOST=_S.FAILED),
-    **_rows(_S.ACKED, BROKE=_S.STRANDED, LEAVE=_S.LEFT, STAY=_S.OVER, LOST=_S.FAILED),
-    **_rows(_S.STRANDED, BROKE=_S.STRANDED, LEAVE=_S.LEFT, STAY=_S.OVER, LOST=_S.FAILED),
-    **_rows(_S.LEFT, BROKE=_S.LEFT, LOST=_S.LEFT, RELEASE=_S.ENDED),
+    **rows(_S.LISTENING, REPEAT=_S.LISTENING, GO=_S.LISTENING, PREPARED=_S.READY, ABORT=_S.OVER),
+    **rows(_S.LISTENING, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
+    **rows(_S.READY, REPEAT=_S.READY, GO=_S.ARMED, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
+    **rows(_S.READY, GRANT=_S.GRANTED),
+    **rows(_S.ARMED, REPEAT=_S.ARMED, GO=_S.ARMED, OPEN=_S.CASTING, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
+    **rows(_S.UNREADY, REPEAT=_S.LISTENING, GO=_S.UNREADY, ABORT=_S.OVER, WITHDRAW=_S.OVER, BROKE=_S.UNREADY),
+    **rows(_S.CASTING, VETO=_S.ARMED, GRANT=_S.GRANTED),
+    **rows(_S.GRANTED, REPEAT=_S.GRANTED, GO=_S.GRANTED, WITHDRAW=_S.GRANTED, BROKE=_S.GRANTED, STAY=_S.OVER),
+    **rows(_S.GRANTED, BOUNDARY=_S.SENDING),
+    **rows(_S.SENDING, ACKED=_S.ACKED, BROKE=_S.STRANDED, STAY=_S.OVER, LOST=_S.FAILED),
+    **rows(_S.ACKED, BROKE=_S.STRANDED, LEAVE=_S.LEFT, STAY=_S.OVER, LOST=_S.FAILED),
+    **rows(_S.STRANDED, LEAVE=_S.LEFT, STAY=_S.OVER, LOST=_S.FAILED),
+    **rows(_S.LEFT, BROKE=_S.LEFT, LOST=_S.LEFT, RELEASE=_S.ENDED),
 }
 
 
@@ -253,7 +249,7 @@ def repeat(half: Leaver) -> Step:
     after = _move(half, _T.REPEAT)
     if half.state is _S.UNREADY:
         return replace(after, failed=""), [ListenForTransfer(generation=half.generation)]
-    return after, [] if half.state is _S.LISTENING else standing(half)
+    return after, standing(half)
 
 
 def go(half: Leaver) -> Step:
@@ -303,6 +299,8 @@ def release(half: Leaver) -> Step:
 def standing(half: Leaver) -> list[RankAction]:
     """Where it stands, for the controller; with links that are not planned yet, if it matters still."""
     generation = half.generation
+    if half.state is _S.LISTENING:
+        return []
     if half.state is _S.UNREADY:
         return [Report(report=Unready(generation=generation, why=half.failed))]
     if half.state is _S.LEFT and half.is_lead:
@@ -332,10 +330,7 @@ def _see_link(half: Leaver, peer: int) -> Step:
 
 
 def _reach(half: Leaver, iteration: int) -> Step:
-    if iteration != half.boundary:
-        raise ImpossibleTransition(
-            f"leaver {half.global_rank}: at the top of iteration {iteration}, expected boundary {half.boundary}"
-        )
+    check_boundary(half.global_rank, iteration, half.boundary)
     generation = half.generation
     after = _move(half, _T.BOUNDARY)
     wait = Wait.LEAD_DECIDES if half.is_lead else Wait.LEAD_VERDICT
@@ -347,9 +342,9 @@ def _reach(half: Leaver, iteration: int) -> Step:
     why = f"links to global ranks {strays} came up after the vote" if strays else half.failed
     if why:
         after, more = _break(after, why)
-        return after, actions + more
-    after, more = _decide(after) if half.is_lead else (after, [])
-    return after, [*actions, SendState(generation=generation), *more] if after.state is _S.SENDING else actions + more
+    else:
+        more = [SendState(generation=generation)]
+    return after, actions + more
 
 
 def _decide(half: Leaver) -> Step:
@@ -379,12 +374,14 @@ def _obey(half: Leaver, leave: bool) -> Step:
         raise ImpossibleTransition(f"leaver {half.global_rank}: LEAVE, but its joiner never had whole state")
     verdict = NoteVerdict(generation=generation, leave=leave)
     notes: list[RankAction] = [SendNote(peer=peer, note=verdict) for peer in sorted(half.planned)]
-    joiner: list[RankAction] = [SendVerdict(generation=generation, leave=leave)]
-    return after, [*notes, *joiner, *([] if leave else [HoldNewLinks(generation=generation, hold=False)])]
+    held = [] if leave else [HoldNewLinks(generation=generation, hold=False)]
+    return after, [*notes, SendVerdict(generation=generation, leave=leave), *held]
 
 
 def _break(half: Leaver, why: str) -> Step:
     """The transfer is lost. Before the boundary the switch is given up by this rank's veto or by the controller."""
+    if half.state is _S.STRANDED:  # heard twice
+        return half, []
     if half.is_lead and half.state in (_S.SENDING, _S.ACKED):
         return _decide(replace(half, failed=half.failed or why))
     after = _move(half, _T.BROKE)
@@ -392,7 +389,7 @@ def _break(half: Leaver, why: str) -> Step:
     if after.state is _S.UNREADY:
         after = replace(after, failed=why)
         return after, [CloseTransfer(generation=generation), Report(report=Unready(generation=generation, why=why))]
-    if after.state is _S.STRANDED and half.state is not _S.STRANDED:
+    if after.state is _S.STRANDED:
         after = replace(after, acked=frozenset({half.global_rank}) if half.state is _S.ACKED else frozenset())
         return after, [SendNote(peer=half.lead, note=NoteFailed(generation=generation, why=why))]
     return replace(after, failed=half.failed or why), []

@@ -297,7 +297,7 @@ class RankCore:
                 after, actions = leaver.planned(half, frozenset(stayers))
             case Abort() if half.state in (LeaverState.LISTENING, LeaverState.READY, LeaverState.UNREADY):
                 after, actions = leaver.abort(half)
-            case Query() if half.state is not LeaverState.LISTENING:
+            case Query():
                 after, actions = half, leaver.standing(half)
             case _:
                 return []

@@ -58,6 +58,7 @@ from megatron.resilience.protocol.switch import (
     Trigger,
     Wait,
     WaitedTooLong,
+    check_boundary,
     no_way_on,
     transition,
 )
@@ -203,10 +204,7 @@ def _move(half: Stayer, trigger: Trigger) -> Stayer:
 
 
 def _reach(half: Stayer, iteration: int) -> Step:
-    if iteration != half.boundary:
-        raise ImpossibleTransition(
-            f"stayer {half.global_rank}: at the top of iteration {iteration}, expected boundary {half.boundary}"
-        )
+    check_boundary(half.global_rank, iteration, half.boundary)
     waiting = StartWait(generation=half.generation, wait=Wait.LEAVER_VERDICT)
     after, actions = _settle(_move(half, Trigger.BOUNDARY))
     return after, [waiting, *actions] if after.at_boundary else actions

@@ -63,6 +63,19 @@ def transition(table: Mapping[tuple[State, Trigger], State], state: State, trigg
         ) from None
 
 
+def rows(state: State, **after: State) -> dict[tuple[State, Trigger], State]:
+    """Rows of a table that begin in `state`: names of triggers to what follows."""
+    return {(state, Trigger[name]): following for name, following in after.items()}
+
+
+def check_boundary(global_rank: int, iteration: int, boundary: int) -> None:
+    """Rule P5: raises unless a granted rank stands at the boundary of all."""
+    if iteration != boundary:
+        raise ImpossibleTransition(
+            f"global rank {global_rank}: at the top of iteration {iteration}, expected boundary {boundary}"
+        )
+
+
 # ------------------------------------------------------------------ events
 
 

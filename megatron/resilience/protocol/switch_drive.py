@@ -179,6 +179,8 @@ class SwitchDrive(SwitchSends):
             self.undo(f"global rank {rank} is not ready: {why}", blamed=[move.joiner for move in self.moves])
 
     def _resolve(self, rank: int) -> None:
+        """A joiner rank in doubt is told LEAVE as soon as that is known; until then the lead is asked."""
+        self.doubting.add(rank)
         if self.phase in (Phase.LEFT, Phase.MEASURING):
             self.desk.to_rank(self.leaving[rank].joiner, rank, Resolve(generation=self.generation))
         elif self.phase in AT_LEAD:
@@ -248,6 +250,8 @@ class SwitchDrive(SwitchSends):
         for rank, built in self.built.items():
             self.desk.endpoints[rank] = built.endpoint
         self._progress(f"switched at iteration {boundary}; waiting for the first iteration")
+        for rank in sorted(self.doubting):
+            self._resolve(rank)
         if self.gone:
             self.failure = f"{self.gone}, after the point of no return of generation {self.generation}"
 

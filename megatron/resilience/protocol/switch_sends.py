@@ -64,6 +64,7 @@ class SwitchSends:
         self.linked: dict[int, frozenset[int]] = {}
         self.stayers_ready: dict[int, frozenset[int]] = {}
         self.joiners_ready: set[int] = set()
+        self.doubting: set[int] = set()
         self.running: dict[int, int] = {}
         self.measured: dict[int, Measured] = {}
 

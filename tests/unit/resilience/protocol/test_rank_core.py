@@ -50,6 +50,10 @@ from megatron.resilience.protocol.switch import (
 from megatron.resilience.protocol.vote import Contribution
 
 
+def waits(core: RankCore) -> bool:
+    return core.is_waiting
+
+
 def told(core: RankCore, command: RankCommand) -> list[RankAction]:
     return core.step(CommandCame(command=command))
 
@@ -80,7 +84,7 @@ def test_a_rank_far_away_votes_and_does_nothing_else() -> None:
     core = RankCore(5)
     assert vote(core, 1, cast=2) == Contribution()
     assert core.step(BoundaryReached(iteration=2)) == []
-    assert not core.is_waiting
+    assert not waits(core)
 
 
 def test_obstacles_and_exit_go_into_the_vote() -> None:
@@ -93,10 +97,10 @@ def test_a_whole_switch_of_a_stayer() -> None:
     core = prepared()
     assert vote(core, 4, cast=2) == Contribution()
     core.step(BoundaryReached(iteration=5))
-    assert core.is_waiting
+    assert waits(core)
     actions = core.step(NoteCame(sender=3, note=NoteVerdict(generation=2, leave=True)))
     assert actions == [CommitLinks(generation=2, joiners={3: "h:3"})]
-    assert not core.is_waiting
+    assert not waits(core)
     assert core.floor == 2
 
 
@@ -158,7 +162,7 @@ def test_an_abort_of_what_is_granted_is_left_to_the_verdict() -> None:
     assert told(core, Abort(generation=2, why="x")) == []
     core.step(BoundaryReached(iteration=5))
     assert told(core, Abort(generation=2, why="x")) == []
-    assert core.is_waiting
+    assert waits(core)
 
 
 def test_the_lead_casts_after_go_and_says_how_it_ended_again() -> None:
@@ -168,11 +172,11 @@ def test_the_lead_casts_after_go_and_says_how_it_ended_again() -> None:
     assert vote(core, 2, cast=2, veto=1) == Contribution(cast=2)
     assert vote(core, 3, cast=2) == Contribution(cast=2)
     core.step(BoundaryReached(iteration=4))
-    assert core.is_waiting
+    assert waits(core)
     actions = core.step(TransferFailed(generation=2, why="reset"))
     stayed = Report(report=Stayed(generation=2, why="reset"))
     assert actions[-1] == stayed
-    assert not core.is_waiting
+    assert not waits(core)
     for command in (Query(generation=2), Go(generation=2), Withdraw(generation=2)):
         assert told(core, command) == [stayed]
     assert core.is_member
@@ -223,7 +227,7 @@ def test_a_leaver_that_left_takes_no_part_and_ends_when_released() -> None:
 
 def test_a_joiner_becomes_a_stayer_and_says_running_again() -> None:
     core = RankCore(3, generation=2)
-    assert not core.is_member
+    assert [core.is_member] == [False]
     core.step(BuildFinished(endpoint="h", facts=Facts(), memory_bytes=1))
     from megatron.resilience.protocol.messages import PrepareJoiner
 

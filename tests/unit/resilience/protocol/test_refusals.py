@@ -18,9 +18,7 @@ def state(*elastic: AgentHello) -> tuple[Ledger, Membership]:
     return ledger, members
 
 
-def machine(
-    machine_id: str, *, torch: str = "2", ranks: int = 1, held: int | None = None
-) -> AgentHello:
+def machine(machine_id: str, *, torch: str = "2", ranks: int = 1, held: int | None = None) -> AgentHello:
     return AgentHello(
         machine_id=machine_id,
         incarnation=1,

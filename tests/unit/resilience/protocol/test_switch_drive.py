@@ -153,6 +153,7 @@ def test_a_joiner_in_doubt_is_told_or_the_lead_is_asked() -> None:
     talk.report(2, 1, InDoubt(generation=2), started=2)
     assert talk.said(Query) == [("m1", Query(generation=2))]
     talk.report(1, 1, Left(generation=2, boundary=9))
+    assert talk.said(Resolve) == [("m2", Resolve(generation=2))]
     talk.report(2, 1, InDoubt(generation=2), started=2)
     assert talk.said(Resolve) == [("m2", Resolve(generation=2))]
 
