@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _KINDS = ("controller", "cut", "partition", "crash", "transfer", "kill", "link", "user")
 _ODDS = (3, 4, 3, 2, 4, 2, 3, 1)
+LEVELS = (0.0, 0.3, 1.0, 2.0)
+"""How bad it may get: 0 is a job with users and saves alone."""
 
 
 class NoFaults:
@@ -61,7 +63,7 @@ class RandomFaults(Faults):
 
     def begin(self, job: Job) -> None:
         self.job, chance = job, job.world.chance
-        self.level = chance.choice((0.0, 0.3, 1.0, 2.0))
+        self.level = chance.choice(LEVELS)
         self.deaths = chance.choice((0.0, 0.0, 0.0, 1.0))
         """Whether machines that hold a slot may die, which ends the job."""
         job.controller.stalls = 0.02 * self.level

@@ -54,7 +54,7 @@ class Commands:
 
     def take_up(self) -> None:
         """After a replay: the switch in flight is driven on from what is written down."""
-        self._restarted = True
+        self._restarted = self.desk.ledger.started
         if self.desk.ledger.switch is not None:
             self.drive = SwitchDrive(self.desk, self.desk.ledger.switch, restarted=True)
 
@@ -106,10 +106,11 @@ class Commands:
                 self._measured(drive)
         if self.drive is not None and self.drive.phase is Phase.OVER:
             self.drive = None
-        if self.drive is None and self.desk.ledger.queue and self._is_awake():
+        if self._is_awake() and self.drive is None and self.desk.ledger.queue:
             self._begin(self.desk.ledger.queue[0])
 
     def _is_awake(self) -> bool:
+        """After a restart nothing begins before agents had time to attach."""
         if not self._restarted:
             return True
         if self._wakes_ms is None:

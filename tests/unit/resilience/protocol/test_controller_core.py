@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from megatron.resilience.protocol.controller_words import Close, Journal, Send
 from megatron.resilience.protocol.facts import Facts
-from megatron.resilience.protocol.journal import JobEnded, JobRunning, JobStarted
+from megatron.resilience.protocol.journal import JobEnded, JobRunning, JobStarted, SwitchBegun
 from megatron.resilience.protocol.messages import (
     Abort,
     AskStatus,
@@ -95,6 +95,32 @@ def test_a_machine_that_has_started_anew_has_lost_its_ranks() -> None:
     talk.restart()
     talk.hello(1, incarnation=2)
     assert talk.core.desk.ledger.ended, "incarnations are journalled"
+
+
+def test_a_joiner_that_has_started_anew_is_given_up() -> None:
+    talk = running()
+    talk.migrate("m1")
+    talk.hello(2, incarnation=2)
+    assert talk.core.desk.ledger.incidents[2].why == "machine m2 has started anew, its ranks are gone"
+    drive = talk.core.commands.drive
+    assert drive is not None
+    assert drive.moves[0].joiner == "m3"
+
+
+def test_after_a_restart_a_command_waits_until_agents_had_time_to_attach() -> None:
+    talk = running()
+    talk.migrate("m1", to=("m2",))
+    talk.entries = [entry for entry in talk.entries if not isinstance(entry, SwitchBegun)]
+    talk.restart()
+    talk.wait(1_000)
+    assert talk.core.commands.drive is None
+    assert talk.core.desk.ledger.queue
+    for machine, ranks in ((0, [(0, 1)]), (1, [(1, 1)]), (2, [])):
+        talk.hello(machine, *ranks)
+    talk.wait(4_999)
+    assert talk.core.commands.drive is None
+    talk.wait(1)
+    assert talk.core.commands.drive is not None
 
 
 def test_older_incarnations_and_older_controllers_are_fenced() -> None:
