@@ -61,6 +61,7 @@ from megatron.resilience.protocol.switch import (
     WaitedTooLong,
 )
 from megatron.resilience.protocol.vote import Contribution, Decision, decide
+from tests.sim.wording import short
 from tests.sim.world import Pipe
 
 if TYPE_CHECKING:
@@ -226,16 +227,16 @@ class Process:
         self._go_on()
 
     def hear(self, command: RankCommand) -> None:
-        self.world.say(f"{self.name} <- {_short(command)}")
+        self.world.say(f"{self.name} <- {short(command)}")
         self.feed(CommandCame(command=command))
 
     def hear_note(self, sender: int, note: Note) -> None:
-        self.world.say(f"{self.name} <- {_short(note)} from {sender}")
+        self.world.say(f"{self.name} <- {short(note)} from {sender}")
         self.feed(NoteCame(sender=sender, note=note))
 
     def report(self, report: RankReport) -> None:
         if not isinstance(report, Progress | Measured):
-            self.world.say(f"{self.name} -> {_short(report)}")
+            self.world.say(f"{self.name} -> {short(report)}")
         self.to_machine.send(report)
 
     def _act(self, action: RankAction) -> None:
@@ -384,20 +385,3 @@ class Process:
         if isinstance(half, Leaver):
             return half.state not in (LeaverState.LEFT, LeaverState.ENDED)
         return isinstance(half, Stayer)
-
-
-def _short(message: object) -> str:
-    """A message on one line, without what is long or said by the rest."""
-    if isinstance(message, WorkerHello | Built):
-        return f"{type(message).__name__}(g{message.generation})"
-    fields: list[str] = []
-    for name in getattr(message, "__struct_fields__", ()):
-        value = getattr(message, name)
-        if name == "generation":
-            fields.insert(0, f"g{value}")
-        elif name not in ("facts", "endpoints", "term", "slot_generations") and value not in ("", ()):
-            fields.append(f"{name}={value}")
-    return f"{type(message).__name__}({', '.join(fields)})"
-
-
-short = _short
