@@ -55,7 +55,7 @@ class TransferLimits:
     """For a stranger to present itself."""
     reconnect_s: float = 10.0
     """For the joiner to reach the leaver (again)."""
-    chunk_bytes: int = 1 << 20
+    chunk_bytes: int = 1 << 19
 
     def __post_init__(self) -> None:
         if not 1 <= self.chunk_bytes <= CHUNK_BYTES_MAX:

@@ -259,6 +259,18 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning() -> None:
     assert line.startswith("passed over a damaged checkpoint: saved/iter_0000030: has no trainmover_manifest.json")
 
 
+@pytest.mark.parametrize(
+    "flags", ["--save saved", "--save saved --load saved --finetune", "--load absent --exit-on-missing-checkpoint"]
+)
+def test_a_rank_that_joins_takes_the_jobs_checkpoints_for_what_they_are(flags: str) -> None:
+    save_checkpoint(Path("saved"))
+    argv = shlex.split(f"{MOCK} {flags}")
+    with pytest.raises(SettingsError):
+        plan_run(argv, world_size=1, on_cuda=False)
+    plan, lines = plan_run(argv, world_size=1, on_cuda=False, joins=True)
+    assert (plan.world_size, lines) == (1, ())
+
+
 def test_the_shape_of_a_checkpoint_needs_no_flags() -> None:
     save_checkpoint(Path("saved"))
     flags = f"{RUN} --seq-length 64 --tokenizer-type NullTokenizer --vocab-size 100 --mock-data --load saved"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from megatron.resilience.state.arenas import ALIGNMENT_BYTES, Arena, keep_in_arenas
+from megatron.resilience.state.arenas import ALIGNMENT_BYTES, Arena, _make_state, _packed, keep_in_arenas
 from megatron.resilience.state.errors import StateError
 
 LoneRank = Callable[[str], AbstractContextManager[Any]]
@@ -21,6 +22,7 @@ KINDS = {
     "distributed-bf16": "--use-distributed-optimizer --bf16 --overlap-grad-reduce --overlap-param-gather",
     "experts": "--num-experts 4 --disable-bias-linear --moe-aux-loss-coeff 1e-2",
     "sgd": "--optimizer sgd --sgd-momentum 0.9",
+    "rope": "--position-embedding-type rope --swiglu --normalization RMSNorm",
 }
 
 
@@ -92,8 +94,20 @@ def test_state_that_was_replaced_is_noticed(lone_rank: LoneRank) -> None:
         assert sum(arena.strays() for arena in arenas) == len(part.param_groups)
 
 
-def test_a_tensor_that_is_not_contiguous_is_refused() -> None:
-    from megatron.resilience.state.arenas import _packed
+def test_momentum_made_beforehand_takes_the_first_gradient_in_every_bit() -> None:
+    gradient = torch.tensor([0.0, -0.0, 1e-45, -3.0, float("inf")])
+    buffers = []
+    for beforehand in (False, True):
+        parameter = torch.nn.Parameter(torch.ones(5))
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+        if beforehand:
+            _make_state(SimpleNamespace(optimizer=optimizer))
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        buffers.append(optimizer.state[parameter]["momentum_buffer"].view(torch.int32).tolist())
+    assert buffers[0] == buffers[1]
 
+
+def test_a_tensor_that_is_not_contiguous_is_refused() -> None:
     with pytest.raises(StateError, match="not contiguous"):
         _packed("arena", [torch.zeros(4, 6).t()])

@@ -132,6 +132,23 @@ def test_silent_and_noisy_strangers_hold_nobody_up(server: StateServer) -> None:
     assert taken == given
 
 
+def test_silent_strangers_in_every_place_are_shown_the_door_in_time() -> None:
+    given, taken = Memory(filled=True), Memory(filled=False)
+    limits = dataclasses.replace(LIMITS, handshake_s=0.5)
+    with StateServer(IDENTITY, limits=limits) as server:
+        address = server.listen()
+        strangers = [socket.create_connection(split_address(address)) for _ in range(40)]
+        try:
+            joiner = Elsewhere(lambda: take_all(address, taken))
+            server.send_state(given)
+            assert server.send_verdict(Verdict.LEAVE)
+            assert joiner.result() is Verdict.LEAVE
+        finally:
+            for stranger in strangers:
+                stranger.close()
+    assert taken == given
+
+
 def test_nobody_comes_is_a_time_out_that_names_the_rank() -> None:
     with StateServer(IDENTITY, limits=SHORT) as server:
         server.listen()
