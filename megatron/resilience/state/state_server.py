@@ -28,6 +28,7 @@ from megatron.resilience.state.transfer import (
     TransferReport,
     Verdict,
     chunks_of,
+    close_in_children,
     join_address,
     never,
     tune,
@@ -77,6 +78,7 @@ class StateServer:
         family = socket.AF_INET6 if ":" in bind_address else socket.AF_INET
         self._listener = socket.create_server((bind_address, 0), family=family, backlog=64)
         self._listener.setblocking(False)
+        close_in_children(self._listener)
         self._selector.register(self._listener, selectors.EVENT_READ)
         return join_address(bind_address, self._listener.getsockname()[1])
 

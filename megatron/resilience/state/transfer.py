@@ -6,8 +6,10 @@ Paper section 5: at the boundary the leaver's ranks hand their state to the join
 from __future__ import annotations
 
 import enum
+import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -124,12 +126,25 @@ def chunks_of(memory: Sequence[memoryview], chunk_bytes: int) -> list[memoryview
 
 def tune(connection: socket.socket) -> None:
     """No waiting for more to send; a peer that is cut off is noticed within seconds instead of hours."""
+    close_in_children(connection)
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
+
+
+def close_in_children(connection: socket.socket) -> None:
+    """A process that is forked later (a loader of data, a saver) must not hold on to it: its end would go unnoticed."""
+    weak = weakref.ref(connection)
+
+    def close() -> None:
+        held = weak()
+        if held is not None:
+            held.close()
+
+    os.register_at_fork(after_in_child=close)
 
 
 def join_address(host: str, port: int) -> str:

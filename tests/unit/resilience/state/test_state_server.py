@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -193,6 +194,24 @@ def test_without_a_listener_it_says_so() -> None:
     with pytest.raises(TransferError, match="call listen"):
         server.send_state(Memory(filled=True))
     server.close()
+
+
+def test_a_process_forked_meanwhile_does_not_keep_its_port_open(server: StateServer) -> None:
+    address = server.listen()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        server.close()
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(split_address(address))
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(child, 0)
 
 
 def test_it_can_be_closed_twice_and_lets_its_port_go(server: StateServer) -> None:
