@@ -45,6 +45,7 @@ bench: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/bench.txt
 	$(BIN)/python benchmarks/collectives_bench.py
 	$(BIN)/python benchmarks/training_bench.py
+	$(BIN)/python benchmarks/switch_scale_bench.py
 
 clean:
 	rm -rf build trainmover_ext/*.so $(VENV)

@@ -149,7 +149,7 @@ def hold_links(generation: int) -> tuple[int, ...]:
 
 
 def handover() -> str:
-    """Leaver, after `hold_links`: what the joiner's `go_live` has to know of this rank's groups. Goes with the state."""
+    """Leaver, after `hold_links`: what the joiner's `go_live` has to know of this rank. It goes with the state."""
     recovery, places = rendezvous.current().runtime.handover()
     return json.dumps({"recovery": recovery, "places": places}, sort_keys=True)
 
@@ -203,7 +203,7 @@ def linked_ranks() -> tuple[int, ...]:
 
 
 def send_note(peer: int, generation: int, payload: bytes) -> None:
-    """Queues `payload`, of at most NOTE_BYTES_MAX, for global rank `peer`: in order, over the pair's live control channel.
+    """Queues `payload`, of at most NOTE_BYTES_MAX, for global rank `peer`, in order, over the live control channel.
 
     `generation`: what the note is about; `peer` gets it as given. A note never goes to another process than the one
     that held the rank when it was sent. Raises TransportError when too many wait for that rank.

@@ -22,7 +22,7 @@ void ControlPlane::sendNote(int peer, Generation generation, std::string payload
 }
 
 // Sends what waits, as long as the peer takes it; asks for a channel where there is none.
-void ControlPlane::pumpNotes(int peer) {
+void ControlPlane::pumpNotes(int peer, std::size_t outgoing_bytes_max) {
   Session* session = controlOf(peer);
   for (;;) {
     Note note;
@@ -31,7 +31,7 @@ void ControlPlane::pumpNotes(int peer) {
       const auto found = notes_.find(peer);
       if (found == notes_.end()) return;
       if (session == nullptr) break;
-      if (session->outgoing.size() >= kOutgoingBytesMax) return;
+      if (session->outgoing.size() >= outgoing_bytes_max) return;
       note = std::move(found->second.front());
       found->second.pop_front();
       if (found->second.empty()) notes_.erase(found);

@@ -80,7 +80,7 @@ void ControlPlane::stop() {
   if (!thread_.joinable()) return;
   command([this] {
     for (const auto& [peer, id] : controls_) {
-      pumpNotes(peer);
+      pumpNotes(peer, SIZE_MAX);
       sendFrame(*sessions_.at(id), FrameKind::kGoodbye, generation_, 0, "");
     }
     stopping_.store(true, std::memory_order_release);

@@ -18,6 +18,7 @@
 
 #include "base/descriptor.h"
 #include "base/log.h"
+#include "runtime/control_limits.h"
 #include "runtime/directory.h"
 #include "runtime/doorbell.h"
 #include "runtime/engine.h"
@@ -191,7 +192,7 @@ class ControlPlane final : public LinkSource {
   void serveLeaving(Session& session);
   void transmit(Session& session, const void* data, std::size_t bytes);
   bool flush(Session& session);
-  void pumpNotes(int peer);
+  void pumpNotes(int peer, std::size_t outgoing_bytes_max = kOutgoingBytesMax);
   void dropNotes(int peer);
   bool handshakeSend(Session& session, const void* data, std::size_t bytes, const std::vector<int>& descriptors);
 

@@ -215,7 +215,7 @@ void ControlPlane::giveUp(Generation generation) {
     for (const auto& [id, session] : sessions_) {
       if (!session->authenticated || session->state == SessionState::kLeaving) continue;
       if (session->state == SessionState::kControl) {
-        pumpNotes(session->key.peer);
+        pumpNotes(session->key.peer, SIZE_MAX);
         takeLeave(*session, generation);
       } else if (session->state != SessionState::kParked) {
         others.push_back(id);  // those who are parked are answered

@@ -26,7 +26,9 @@ constexpr KindLimits kKinds[] = {{FrameKind::kEager, kEagerBytesMax, 0},
                                  {FrameKind::kCredit, 0, 0},
                                  {FrameKind::kHeartbeat, 0, 0},
                                  {FrameKind::kAbort, kAbortReasonBytesMax, 0},
-                                 {FrameKind::kGoodbye, 0, 0}};
+                                 {FrameKind::kGoodbye, 0, 0},
+                                 {FrameKind::kMoved, 0, 0},
+                                 {FrameKind::kNote, kNoteBytesMax, 0}};
 
 FrameHeader headerOf(FrameKind kind) {
   FrameHeader header;
@@ -106,7 +108,7 @@ TEST(the_error_says_what_was_found_and_expected) {
     decode(bytes.data());
     CHECK(false);
   } catch (const FrameError& error) {
-    CHECK(std::string(error.what()).find("found kind 77, expected 1 to 9") != std::string::npos);
+    CHECK(std::string(error.what()).find("found kind 77, expected 1 to 11") != std::string::npos);
   }
 }
 

@@ -11,7 +11,7 @@ using fuzzing::require;
 
 std::vector<Bytes> seedMessages() {
   std::vector<Bytes> seeds;
-  for (int kind = 1; kind <= 9; ++kind) {
+  for (int kind = 1; kind <= 11; ++kind) {
     FrameHeader header;
     header.kind = static_cast<FrameKind>(kind);
     header.generation = 7;
@@ -33,6 +33,7 @@ void once(fuzzing::Random& random, const std::vector<Bytes>& seeds) {
     require(std::equal(again.begin(), again.end(), bytes.begin()), "a header that decodes encodes to the same bytes");
     require(header.bytes <= kMessageBytesMax, "bytes are within the largest limit");
     require(header.kind != FrameKind::kEager || header.bytes <= kEagerBytesMax, "eager bytes are within their limit");
+    require(header.kind != FrameKind::kNote || header.bytes <= kNoteBytesMax, "notes are within their limit");
     require(header.kind != FrameKind::kAbort || header.bytes <= kAbortReasonBytesMax, "reasons are within their limit");
   } catch (const FrameError&) {
     // What else it may do.

@@ -181,9 +181,35 @@ inline void remoteMemoryIsReadWhileThePeerIsThere(LinkKind kind) {
 inline void linkTellsWhatItIs(LinkKind kind) {
   LinkPair pair(kind);
   for (LinkEnd* end : {&pair.a, &pair.b}) {
+    end->link().activate();
+    end->link().activate();
     CHECK_EQ(std::string(end->link().transport()), std::string(kind == LinkKind::kTcp ? "tcp" : "shm"));
     CHECK_EQ(end->link().descriptor() >= 0, kind == LinkKind::kTcp);
     CHECK_EQ(end->link().heldBytes(), kind == LinkKind::kTcp ? std::size_t{32} << 10 : shm::segmentBytes());
+  }
+}
+
+inline void linkThatIsNotLiveYetHoldsNoBufferOfItsOwn(LinkKind kind) {
+  LinkPair pair(kind);
+  CHECK_EQ(pair.a.link().heldBytes(), kind == LinkKind::kTcp ? 0 : shm::segmentBytes());
+}
+
+inline void closedPeerIsSeenWithoutReading(LinkKind kind) {
+  for (const bool unread : {false, true}) {
+    LinkPair pair(kind);
+    CHECK(!pair.a.link().isClosed());
+    CHECK(!pair.b.link().isClosed());
+    StreamWriter writer(pair.a.link(), 100, 1, 1);
+    if (unread) {
+      while (!writer.done()) writer.once();
+    }
+    CHECK(!pair.b.link().isClosed());
+    pair.a.close();
+    pair.b.untilTrue([&] { return pair.b.link().isClosed(); });
+    StreamReader reader(pair.b.link(), unread ? 100 : 0, 1, 1);
+    readRest(pair.b, reader);
+    CHECK(endsHere(pair.b));
+    CHECK(pair.b.link().isClosed());
   }
 }
 
@@ -316,6 +342,8 @@ inline bool registerLinkConformance(LinkKind kind) {
       {"writing_to_a_closed_peer_throws", writingToAClosedPeerThrows},
       {"remote_memory_is_read_while_the_peer_is_there", remoteMemoryIsReadWhileThePeerIsThere},
       {"link_tells_what_it_is", linkTellsWhatItIs},
+      {"link_that_is_not_live_yet_holds_no_buffer_of_its_own", linkThatIsNotLiveYetHoldsNoBufferOfItsOwn},
+      {"closed_peer_is_seen_without_reading", closedPeerIsSeenWithoutReading},
       {"no_wake_up_is_lost_between_threads", noWakeUpIsLostBetweenThreads},
       {"one_message_at_a_time_wakes_the_other", oneMessageAtATimeWakesTheOther},
       {"large_volumes_go_both_ways_at_once", largeVolumesGoBothWaysAtOnce},

@@ -141,10 +141,10 @@ TEST(a_commit_with_something_outstanding_to_the_rank_that_moves_is_refused) {
   auto joiner = job.joiner(2, "d", 2);
   job[0].runtime->prepareSwitch(2, {{2, joiner->runtime->endpoint()}});
   untilReady(job[0], 2);
-  std::vector<float> values(10);
+  std::vector<float> values(10), sent(10);
   auto receive = job[0].group("pair").receive(bufferOf(values), 1, 4, kCallLimit);
   CHECK_THROWS(job[0].runtime->commitSwitch(2), SwitchError);
-  auto send = job[2].group("pair").send(bufferOf(values), 0, 4, kCallLimit);
+  auto send = job[2].group("pair").send(bufferOf(sent), 0, 4, kCallLimit);
   receive->wait();
   send->wait();
   std::vector<std::int32_t> one(10);
@@ -158,7 +158,7 @@ TEST(a_commit_with_something_outstanding_to_the_rank_that_moves_is_refused) {
   // Between ranks that stay, operations may be outstanding.
   auto elsewhere = job[0].group("others").receive(bufferOf(values), 1, 4, kCallLimit);
   CHECK_EQ(total(job[0].runtime->commitSwitch(2)).replaced, 2u);
-  job[1].group("others").send(bufferOf(values), 0, 4, kCallLimit)->wait();
+  job[1].group("others").send(bufferOf(sent), 0, 4, kCallLimit)->wait();
   elsewhere->wait();
   joiner->runtime->shutdown();
 }

@@ -25,12 +25,13 @@ def job(transport: str, size: int, folder: Path, *groups: Sequence[int], **more:
 class ReplaceableJob:
     """A job whose ranks were built alone, so that each can be replaced by another process that takes its rank."""
 
-    def __init__(self, transport: str, layout: Layout, folder: Path) -> None:
+    def __init__(self, transport: str, layout: Layout, folder: Path, **more: str) -> None:
         self.layout = layout
         self.generation = 1
         self._everybody = [(layout, rank) for rank in range(layout.size)]
         self.ranks = Ranks(
-            environments(transport, layout.size, TRAINMOVER_MODE="isolated", TRAINMOVER_TOKEN=TOKEN), folder / "logs"
+            environments(transport, layout.size, TRAINMOVER_MODE="isolated", TRAINMOVER_TOKEN=TOKEN, **more),
+            folder / "logs",
         )
         try:
             self.endpoints: dict[int, str] = dict(enumerate(self.ranks.run(runner.join_alone, self._everybody)))

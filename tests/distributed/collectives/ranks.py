@@ -213,19 +213,25 @@ class Ranks:
         self._ranks[number] = self._new(number)
         return self._ranks[number]
 
-    def spare(self, number: int) -> Rank:
-        """A process that could be rank `number`, and is none of these. To be closed by whoever asked."""
-        return self._new(number)
+    def spare(self, number: int, **more: str) -> Rank:
+        """A process that could be rank `number`, and is none of these. To be closed by whoever asked. `more`:
+        environment."""
+        return self._new(number, **more)
+
+    def put(self, number: int, rank: Rank) -> Rank:
+        """`rank` is number `number` from now on. Returns the one before, to be closed by whoever asked."""
+        before, self._ranks[number] = self._ranks[number], rank
+        return before
 
     def close(self) -> None:
         for rank in self._ranks:
             rank.close()
         self._ranks = []
 
-    def _new(self, number: int) -> Rank:
+    def _new(self, number: int, **more: str) -> Rank:
         self._made += 1
         log = self._folder / f"rank-{number}-{self._made}.log"
-        return Rank(f"rank {number}", self._environments[number], log)
+        return Rank(f"rank {number}", {**self._environments[number], **more}, log)
 
 
 TRANSPORTS = ("shm", "tcp", "machines", "no-cross-memory")

@@ -132,7 +132,10 @@ def scene(attacked: tuple[Ranks, str], tmp_path: Path) -> Iterator[Scene]:
     for rank in ranks:
         rank.start(run_for, OTHER_GENERATION, str(stop))
     honest = Hello(
-        token=TOKEN, to_incarnation=endpoints[0]["incarnation"], from_incarnation=endpoints[1]["incarnation"]
+        token=TOKEN,
+        to_incarnation=endpoints[0]["incarnation"],
+        from_incarnation=endpoints[1]["incarnation"],
+        generation=OTHER_GENERATION,
     )
     target = Target.of(json.dumps(endpoints[0]))
     yield Scene(ranks=ranks, target=target, honest=honest, local=way == "unix", communicator=communicator)
@@ -213,6 +216,9 @@ LIES: dict[str, tuple[dict[str, object], Verdict | None, str]] = {
     "an old generation": (
         {"purpose": Purpose.LINK, "generation": OTHER_GENERATION - 1}, Verdict.STALE_GENERATION, "stale generation",
     ),
+    "a control channel of an old generation": (
+        {"generation": OTHER_GENERATION - 1}, Verdict.STALE_GENERATION, "stale generation",
+    ),
     "no purpose": ({"purpose": 9}, None, "found purpose 9"),
 }  # fmt: skip
 
@@ -232,8 +238,6 @@ def test_a_second_connection_for_what_there_is(scene: Scene, purpose: Purpose) -
     if scene.local and purpose is Purpose.LINK:
         pytest.skip("this group shares a segment, and may have no such link")
     hello = scene.honest.but(purpose=purpose, communicator=scene.communicator if purpose is Purpose.LINK else 0)
-    if purpose is Purpose.LINK:
-        hello = hello.but(generation=OTHER_GENERATION)
     for _ in range(20):
         assert scene.verdict(hello) is Verdict.DUPLICATE
 
@@ -251,7 +255,7 @@ def test_a_recorded_hello_is_worth_nothing_later(scene: Scene) -> None:
 
 def test_a_communicator_that_is_not_there_waits_for_it_and_no_longer_than_its_caller(scene: Scene) -> None:
     with scene.connect() as connection:
-        hello = scene.honest.but(purpose=Purpose.LINK, communicator=12345, generation=OTHER_GENERATION)
+        hello = scene.honest.but(purpose=Purpose.LINK, communicator=12345)
         connection.sendall(hello.signed(challenge_of(connection)))
         connection.sendall(b"x")  # it speaks out of turn
         assert is_closed(connection)
@@ -272,7 +276,7 @@ def test_descriptors_nobody_asked_for(scene: Scene) -> None:
 
 
 def test_frames_of_the_data_plane_before_any_handshake(scene: Scene) -> None:
-    for kind in range(1, 10):
+    for kind in range(1, 12):
         with scene.connect() as connection:
             connection.sendall(b"TMOV" + struct.pack("<BBHIQQ", kind, 0, 0, OTHER_GENERATION, 0, 1 << 50))
             assert is_closed(connection)

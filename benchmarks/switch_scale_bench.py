@@ -1,0 +1,306 @@
+"""What a planned switch costs a rank that stays, in jobs of 8 to 1,024 ranks, on one computer (`make bench`).
+
+Everything that is measured is real: the extension's link tables, handshakes, sockets, prepare and commit. What is not
+there is the rest of the job. One process holds several runtimes of the extension, each a rank with its own threads,
+listener and links over loopback: the rank under measure, with the whole link table that its place in a job of N gives
+it (all its peers r +- 2^k in the world's group, and its neighbours in groups of 2 and of N/8, N to be at least 16, as
+pipelines and data parallelism have them); each of those peers; and the leaver, its peer at distance 1, which moves to
+a new runtime again and again. Ranks that have nothing to do with these do not exist, as nobody would speak to them.
+So the figures show how the cost grows with N for one rank, not how a busy network or 1,024 processes would fare.
+
+Near: the rank under measure. Far: a peer of its that is not linked to the leaver. Messages are those of the control
+plane (handshakes, frames but heartbeats); a far rank's payload bytes and links are compared too. Sizes take turns, so
+that what else the computer does falls on all. Writes build/bench/switch_scale.json (docs/schemas/switch_scale.json).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import trainmover_ext._C as _C
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "build" / "bench" / "switch_scale.json"
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+ROUNDS, MOVES = 5, 12
+GROWTH_MAX = 1.2
+LIMIT_S = 20.0
+SETTLED_S = 0.02
+TIMEOUT_MS = 20_000
+
+
+class BenchError(RuntimeError):
+    """A switch did not do what is measured here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One size of job, as it is written."""
+
+    ranks: int
+    near_switch_us: float
+    near_messages: int
+    far_messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One switch."""
+
+    prepare_us: float
+    commit_us: float
+    near_messages: int
+    far_messages: int
+    replaced: int
+    kept: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Taken:
+    """All switches of one size."""
+
+    samples: list[Sample] = field(default_factory=list)
+
+
+def peers_of(size: int, rank: int) -> list[int]:
+    """As csrc/collectives/topology.h says."""
+    if size <= 8:
+        return [peer for peer in range(size) if peer != rank]
+    distances = [2**k for k in range(size.bit_length()) if 2**k < size]
+    return sorted({(rank + sign * distance) % size for distance in distances for sign in (1, -1)})
+
+
+def groups_of(size: int, near: int) -> dict[str, list[int]]:
+    """Groups of the rank under measure: the world, a pipeline pair with the leaver, and every eighth rank."""
+    groups = {"world": list(range(size)), "pair": [near, near + 1]}
+    if size >= 16:
+        groups["eighth"] = list(range(near % 8, size, 8))
+    return groups
+
+
+class Rank:
+    """A runtime and the groups that it is in."""
+
+    def __init__(self, rank: int, groups: Mapping[str, Sequence[int]], *, isolated: bool = False) -> None:
+        settings = _C.Settings()
+        settings.use_shared_memory = False
+        settings.local_ranks = 4096  # never spins: there is one computer for all
+        settings.flight_recorder_entries = 16
+        self.rank = rank
+        self.runtime = _C.Runtime(rank, "bench", "token", settings, isolated)
+        self.groups = {
+            name: _C.open_communicator(_C.Communicator, self.runtime, name, list(ranks), TIMEOUT_MS)
+            for name, ranks in groups.items()
+            if rank in ranks
+        }
+        self._ranks = {name: list(ranks) for name, ranks in groups.items()}
+
+    def link(self, name: str, other: Rank) -> None:
+        """One message of one byte."""
+        ranks = self._ranks[name]
+        self.groups[name].send(b"x", ranks.index(other.rank), 5)
+        other.groups[name].recv(bytearray(1), ranks.index(self.rank), 5)
+
+    def traffic(self) -> dict[str, int]:
+        """Everything it has sent and received, heartbeats aside, and its links."""
+        stats = self.runtime.communicator_stats()
+        control = self.runtime.control_stats()
+        return {
+            "messages": control["messages_sent"] + control["messages_received"],
+            "bytes": sum(one["bytes_sent"] + one["bytes_received"] for one in stats),
+            "links": sum(one["links"] for one in stats),
+        }
+
+
+class Job:
+    """The rank under measure, its peers, and the leaver, in a job of `size`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.near_rank = size // 2 - 4 if size == 8 else size // 2
+        self.leaver_rank = self.near_rank + 1
+        self.groups = groups_of(size, self.near_rank)
+        peers = {name: peers_of(len(ranks), ranks.index(self.near_rank)) for name, ranks in self.groups.items()}
+        self.linked = {name: [self.groups[name][peer] for peer in group_peers] for name, group_peers in peers.items()}
+        everybody = {self.near_rank, *(rank for ranks in self.linked.values() for rank in ranks)}
+        self.ranks = {rank: Rank(rank, self.groups) for rank in sorted(everybody)}
+        endpoints = self.endpoints()
+        for rank in self.ranks.values():
+            rank.runtime.add_endpoints(endpoints)
+        for name, ranks in self.linked.items():
+            for peer in ranks:
+                self.near.link(name, self.ranks[peer])
+        self.generation = 1
+
+    @property
+    def near(self) -> Rank:
+        """The rank under measure."""
+        return self.ranks[self.near_rank]
+
+    @property
+    def far(self) -> Rank:
+        """A peer of it that the leaver has nothing to do with."""
+        return self.ranks[self.near_rank - 1 if self.near_rank > 0 else self.near_rank + 2]
+
+    def endpoints(self) -> dict[int, _C.Endpoint]:
+        """Of all that exist."""
+        return {rank: made.runtime.endpoint() for rank, made in self.ranks.items()}
+
+    def move(self) -> Sample:
+        """One switch, the leaver's rank to a new runtime."""
+        self.generation += 1
+        generation, near, leaver = self.generation, self.near, self.ranks[self.leaver_rank]
+        joiner = Rank(self.leaver_rank, self.groups, isolated=True)
+        joiner.runtime.add_endpoints({rank: at for rank, at in self.endpoints().items() if rank != self.leaver_rank})
+        joiner.runtime.join_switch(generation)
+        moved = {self.leaver_rank: joiner.runtime.endpoint()}
+        before, far_before = near.traffic(), self.far.traffic()
+        prepare_us = prepare(near, generation, moved)
+        leaver.runtime.hold_links(generation)
+        recovery, places = leaver.runtime.handover()
+        started_ns = time.perf_counter_ns()
+        tallies = near.runtime.commit_switch(generation)
+        commit_us = (time.perf_counter_ns() - started_ns) / 1000
+        leaver.runtime.leave_switch(generation)
+        joiner.runtime.go_live(generation, recovery, places)
+        after, far_after = settled(near), self.far.traffic()
+        if after["links"] != before["links"] or far_after["links"] != far_before["links"]:
+            raise BenchError(f"{self.size} ranks: links before {before}, after {after}")
+        self.ranks[self.leaver_rank] = joiner
+        near.link("pair", joiner)  # that it works
+        leaver.runtime.shutdown()
+        return Sample(
+            prepare_us=prepare_us,
+            commit_us=commit_us,
+            near_messages=after["messages"] - before["messages"],
+            far_messages=far_after["messages"] - far_before["messages"] + far_after["bytes"] - far_before["bytes"],
+            replaced=sum(tally[2] for tally in tallies),
+            kept=sum(tally[1] for tally in tallies),
+        )
+
+    def close(self) -> None:
+        """Ends every runtime."""
+        for rank in self.ranks.values():
+            rank.runtime.shutdown()
+
+
+def settled(rank: Rank) -> dict[str, int]:
+    """Its traffic, once nothing more comes: what follows a commit goes out in the background."""
+    seen, since = rank.traffic(), time.monotonic()
+    while time.monotonic() - since < SETTLED_S:
+        time.sleep(SETTLED_S / 10)
+        if (now := rank.traffic()) != seen:
+            seen, since = now, time.monotonic()
+    return seen
+
+
+def prepare(near: Rank, generation: int, moved: Mapping[int, _C.Endpoint]) -> float:
+    """Microseconds until all is connected. Raises BenchError when it breaks."""
+    started_ns = time.perf_counter_ns()
+    near.runtime.prepare_switch(generation, moved)
+    while (state := near.runtime.switch_state(generation))[0] != "ready":
+        if state[0] == "broken" or time.perf_counter_ns() - started_ns > LIMIT_S * 1e9:
+            raise BenchError(f"generation {generation} is {state[0]}: {state[1]}")
+        time.sleep(20e-6)
+    return (time.perf_counter_ns() - started_ns) / 1000
+
+
+@contextmanager
+def job_of(size: int) -> Iterator[Job]:
+    """A job that is ended whatever happens."""
+    with ExitStack() as ending:
+        job = Job(size)
+        ending.callback(job.close)
+        yield job
+
+
+def row_of(size: int, taken: Taken) -> Row:
+    """Medians of times. Raises BenchError when switches of one size differ in what they touch."""
+    counts = {(sample.replaced, sample.kept) for sample in taken.samples}
+    if len(counts) != 1:
+        raise BenchError(f"{size} ranks: links replaced and kept differ from switch to switch: {sorted(counts)}")
+    return Row(
+        ranks=size,
+        near_switch_us=round(statistics.median(one.prepare_us + one.commit_us for one in taken.samples), 1),
+        near_messages=max(one.near_messages for one in taken.samples),
+        far_messages=max(one.far_messages for one in taken.samples),
+    )
+
+
+def growth(rows: Sequence[Row]) -> list[str]:
+    """A line for each aim."""
+    first, last = rows[0], rows[-1]
+    lines = []
+    for name in ("near_switch_us", "near_messages"):
+        ratio = getattr(last, name) / getattr(first, name)
+        mark = "met   " if ratio <= GROWTH_MAX else "MISSED"
+        lines.append(
+            f"{mark} {name}: {last.ranks} ranks / {first.ranks} ranks = {ratio:.2f} (aim: at most {GROWTH_MAX})"
+        )
+    most = max(row.far_messages for row in rows)
+    lines.append(f"{'met   ' if most == 0 else 'MISSED'} far_messages: {most} (aim: 0)")
+    return lines
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Writes `path`, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round of a few moves")
+    parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=list(SIZES))
+    parser.add_argument("--output", type=Path, default=RESULT)
+    return parser.parse_args(words)
+
+
+def measure(sizes: Sequence[int], rounds: int, moves: int) -> list[Row]:
+    """The sizes take turns; the first switch of each job is not counted."""
+    taken = {size: Taken() for size in sizes}
+    for _ in range(rounds):
+        for size in sizes:
+            with job_of(size) as job:
+                job.move()
+                taken[size].samples += [job.move() for _ in range(moves)]
+    for size in sizes:
+        samples = taken[size].samples
+        print(
+            f"{size:5d} ranks: prepared in {statistics.median(one.prepare_us for one in samples):7.0f} us, committed "
+            f"in {statistics.median(one.commit_us for one in samples):5.0f} us, {samples[0].replaced} links replaced, "
+            f"{samples[0].kept} kept"
+        )
+    return [row_of(size, taken[size]) for size in sizes]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measures, writes and prints. 0: measured, whatever the growth; 1: a switch failed; 2: wrong flags."""
+    flags = parse(words)
+    try:
+        rows = measure(sorted(flags.sizes), 1 if flags.quick else ROUNDS, 4 if flags.quick else MOVES)
+    except BenchError as error:
+        print(f"switch_scale_bench: {error}", file=sys.stderr)
+        return 1
+    for row in rows:
+        print(
+            f"{row.ranks:5d} ranks: {row.near_switch_us:8.1f} us, {row.near_messages} messages, far {row.far_messages}"
+        )
+    print(*growth(rows), sep="\n")
+    write(rows, flags.output)
+    print(f"written to {flags.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
