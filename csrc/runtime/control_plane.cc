@@ -313,8 +313,10 @@ void ControlPlane::pursue(const Key& key, Want& want, std::uint64_t now_ms) {
   if (want.session != 0 || now_ms < want.next_ms || moved || welcomedAlready(key)) return;
   if (key.purpose != Purpose::kControl && controlFor(key) == nullptr) {
     const Key control{Purpose::kControl, 0, planned ? key.generation : 0, key.peer};
-    if (wants_.count(control) == 0) wants_[control].deadline_ms = want.deadline_ms;
-    return;
+    if (wants_.count(control) != 0) return;
+    Want& first = wants_[control];
+    first.deadline_ms = want.deadline_ms;
+    return pursue(control, first, now_ms);
   }
   connectFor(key, want, now_ms);
 }
