@@ -157,7 +157,8 @@ def handover() -> str:
 def leave_switch(generation: int) -> None:
     """Leaver: the rank is another process's now. What peers do, and their silence, means nothing here any more.
 
-    Notes that were sent before go out first. Operations raise SwitchError from now on.
+    Notes that were sent before go out first. Operations raise SwitchError from now on. When it returns, the peers have
+    been told (it waits for that at most half a second), so this process may end.
     """
     rendezvous.current().runtime.leave_switch(generation)
 

@@ -92,8 +92,9 @@ class ControlPlane final : public LinkSource {
   /// Callers for links wait from now on, or (0) are let in again. Waits for those who are just passing; the ranks of
   /// those who still are after `limit_ms`.
   std::set<int> hold(Generation generation, std::uint64_t limit_ms);
-  /// This process has given its rank up: it tells all, drops all, and refuses all.
-  void giveUp(Generation generation);
+  /// This process has given its rank up: it tells all, drops all, and refuses all. Waits up to `limit_ms` until all
+  /// that can be told have been, so that its end is no death from then on.
+  void giveUp(Generation generation, std::uint64_t limit_ms);
   /// Forgets all connections; `generation` (0: as before) is this rank's slot's from then on.
   void forgetAll(Generation generation);
   /// Links that were dropped because their other end was gone: they may be made anew.

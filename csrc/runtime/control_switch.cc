@@ -204,8 +204,9 @@ std::set<int> ControlPlane::hold(Generation generation, std::uint64_t limit_ms) 
   }
 }
 
-void ControlPlane::giveUp(Generation generation) {
-  command([this, generation] {
+void ControlPlane::giveUp(Generation generation, std::uint64_t limit_ms) {
+  auto done = std::make_shared<std::promise<void>>();
+  command([this, generation, done] {
     given_up_ = generation;
     held_ = 0;
     clearPlan();
@@ -222,9 +223,11 @@ void ControlPlane::giveUp(Generation generation) {
       }
     }
     for (const std::uint64_t id : others) drop(id);
+    done->set_value();
     std::lock_guard<std::mutex> lock(doorbells_mutex_);
     doorbells_.clear();
   });
+  done->get_future().wait_for(std::chrono::milliseconds(limit_ms));
 }
 
 void ControlPlane::forgetAll(Generation generation) {

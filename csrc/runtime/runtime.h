@@ -127,6 +127,7 @@ class Runtime {
   virtual std::vector<int> holdLinks(Generation generation) = 0;
   virtual Handover handover() const = 0;
   /// Leaver: the rank is another process's now. Drops all connections; nobody's end means anything here any more.
+  /// Blocks until the peers were told, at most half a second.
   virtual void leaveSwitch(Generation generation) = 0;
   /// Joiner, isolated: its slot changes hands in `generation`, of which it accepts connections from now on.
   virtual void joinSwitch(Generation generation) = 0;

@@ -12,7 +12,7 @@
 namespace trainmover {
 namespace {
 
-constexpr std::uint64_t kHoldLimitMs = 500;  // for connections that are just being made, and again for last bytes
+constexpr std::uint64_t kHoldLimitMs = 500;  // for connections that are just being made, for last bytes, for last words
 
 std::string call(const char* name, Generation generation) {
   return std::string(name) + " of generation " + std::to_string(generation) + ": ";
@@ -250,9 +250,9 @@ void RuntimeImpl::leaveSwitch(Generation generation) {
     held_ = 0;
     const AbortCause cause{this->generation(), -1, "this process has given its rank up", false, false};
     for (const auto& communicator : communicators()) communicator->fail(cause);
-    control_.giveUp(generation);
   }
   engine_.settle();
+  control_.giveUp(generation, kHoldLimitMs);
 }
 
 // --- joiner ---------------------------------------------------------------------------------------------------------

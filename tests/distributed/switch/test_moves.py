@@ -26,7 +26,8 @@ def check(committed: dict[int, Committed]) -> None:
         links = seen.tally.links
         assert links.replaced > 0, number
         assert links.dropped == 0, number
-        assert links.kept + links.replaced == seen.links_before == seen.links_after
+        # Whoever is ahead may already link itself to this rank for what comes next.
+        assert seen.links_before <= links.kept + links.replaced <= seen.links_after
 
 
 def move_again_and_again(job: SwitchJob, times: int, seed: int) -> list[float]:
