@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 from megatron.resilience.controller.client import ControllerClient
@@ -24,6 +25,7 @@ from megatron.resilience.protocol.messages import (
     AskStatus,
     IncidentsAnswer,
     Migrate,
+    Refused,
     StatusAnswer,
     UserAnswer,
 )
@@ -140,14 +142,25 @@ class ControlJob:
     def wait_for(self, state: str, limit_s: float = LIMIT_S) -> None:
         self.until(lambda: self.status().state == state, f"state {state}", limit_s)
 
-    def until(self, holds: object, what: str, limit_s: float = LIMIT_S) -> None:
+    def until(self, holds: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
         deadline_s = time.monotonic() + limit_s
-        while not holds():  # type: ignore[operator]
+        while not holds():
             assert time.monotonic() < deadline_s, f"not within {limit_s} s: {what}\n{self.texts()}"
             threading.Event().wait(0.05)
 
     def migrate(self, *leavers: str, to: tuple[str, ...] = (), command_id: str = "") -> Waiting:
         return Waiting(self, Migrate(command_id=command_id or uuid.uuid4().hex, leavers=leavers, to=to))
+
+    def migrate_when_free(self, leaver: str, joiner: str) -> UserAnswer:
+        """To a machine whose ranks, released a moment ago, may still be on their way out."""
+        results: list[UserAnswer] = []
+
+        def taken() -> bool:
+            results.append(self.migrate(leaver, to=(joiner,)).result())
+            return not (isinstance(results[-1], Refused) and "still run there" in results[-1].why)
+
+        self.until(taken, f"{joiner} free")
+        return results[-1]
 
     def entries(self) -> list[AnyEntry]:
         """What the journal has, once no controller holds it."""

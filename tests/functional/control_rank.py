@@ -103,7 +103,7 @@ class Rank:
         self.core = RankCore(self.global_rank, generation=self.generation if self.joins else None)
         self.facts = Facts(model_digest=environment.get(f"CONTROL_DIGEST_{environment['TRAINMOVER_MACHINE']}", "same"))
         self.iteration = 1
-        self.result: dict[str, Any] | None = None
+        self.results: dict[int, list[int]] = {}
         self.contribution = Contribution()
         self.deadline: tuple[float, int] | None = None
         self.transfer: list[dict[str, Any]] = []
@@ -150,14 +150,14 @@ class Rank:
 
     def vote(self) -> Contribution:
         self.feed(VoteOpened(iteration=self.iteration))
-        self.result = None
+        self.results.clear()
         self.hub.say(kind="vote", iteration=self.iteration, numbers=self.contribution.numbers())
         deadline_s = time.monotonic() + VOTE_S
-        while self.result is None or self.result["iteration"] != self.iteration:
+        while self.iteration not in self.results:
             self.pump()
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"no vote of iteration {self.iteration}")
-        cast, veto, exits = self.result["numbers"]
+        cast, veto, exits = self.results[self.iteration]
         return Contribution(cast=cast, veto=veto, exit=exits)
 
     def measure(self) -> None:
@@ -190,7 +190,7 @@ class Rank:
     def hear(self, said: dict[str, Any]) -> None:
         match said["kind"]:
             case "result":
-                self.result = said
+                self.results[said["iteration"]] = said["numbers"]
             case "note":
                 payload = base64.b64decode(said["payload"])
                 note = decode(payload, sender=Party.RANK, receiver=Party.PEER)

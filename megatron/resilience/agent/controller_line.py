@@ -19,7 +19,7 @@ from megatron.resilience.controller.directory import DirectoryError, resolve_add
 from megatron.resilience.protocol.messages import MessageError, Party, ToAgent, ToController, decode, encode
 
 PAUSE_S_MIN = 0.05
-PAUSE_S_MAX = 2.0
+PAUSE_S_MAX = 1.0
 _CONNECT_S = 5.0
 _QUEUED_MAX = 65_536
 _REFUSALS = (
@@ -99,13 +99,13 @@ class ControllerLine:
     async def _try(self) -> bool:
         """One stream from beginning to end; True if the controller has said something over it."""
         address = resolve_address(self._config.where)
-        options = (*wire.OPTIONS, ("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 1000))
+        options = (*wire.OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         if self._config.tls is None:
             channel = grpc.aio.insecure_channel(address, options=options)
         else:
             channel = grpc.aio.secure_channel(address, wire.channel_credentials(self._config.tls), options=options)
         async with channel:
-            await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
+            await asyncio.wait_for(_connect(channel), _CONNECT_S)
             call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{wire.SERVICE}/{wire.ATTACH}")(
                 metadata=grpc.aio.Metadata(*wire.metadata(self._config.token))
             )
@@ -128,6 +128,16 @@ class ControllerLine:
                 await writer
             self._callbacks.disconnected()
         return has_spoken
+
+
+async def _connect(channel: grpc.aio.Channel) -> None:
+    """Waits until `channel` stands. One try: the address may have changed before the next. Raises OSError."""
+    state = channel.get_state(try_to_connect=True)
+    while state is not grpc.ChannelConnectivity.READY:
+        if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+            raise OSError("nobody answers there")
+        await channel.wait_for_state_change(state)
+        state = channel.get_state()
 
 
 async def _write(call: grpc.aio.StreamStreamCall[bytes, bytes], outgoing: asyncio.Queue[ToController | None]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from megatron.resilience.agent.rank_frames import FrameReader, Introduction, Reception, frame, socket_address
 from megatron.resilience.agent.rank_socket import RankSocket
-from megatron.resilience.protocol.messages import Directory, Progress, Query, RankReport
+from megatron.resilience.protocol.messages import Directory, Progress, Query, RankCommand, RankReport
 from megatron.resilience.worker.agent_link import QUEUED_REPORTS_MAX, AgentLink, AgentLinkError, LinkIdentity
 
 LIMIT_S = 20.0
@@ -55,6 +55,13 @@ class AgentSide:
         self.loop.call_soon_threadsafe(lambda: done.set_result(call()))
         done.result(LIMIT_S)
 
+    def send(self, *commands: RankCommand) -> None:
+        def send_all() -> None:
+            for command in commands:
+                self.socket.send(3, command)
+
+        self.do(send_all)
+
     def wait(self, holds: Callable[[], bool]) -> None:
         with self.changed:
             assert self.changed.wait_for(holds, LIMIT_S), (self.heard, self.said)
@@ -89,7 +96,7 @@ def test_reports_arrive_in_order_and_commands_too(agent: AgentSide, link: AgentL
         link.send(progress(number))
     agent.wait(lambda: len(agent.heard) == 500)
     assert agent.heard == [(3, 2, progress(number)) for number in range(500)]
-    agent.do(lambda: [agent.socket.send(3, Query(generation=number)) for number in range(500)])
+    agent.send(*(Query(generation=number) for number in range(500)))
     taken: list[object] = []
     while len(taken) < 500:
         assert link.wait(LIMIT_S)
@@ -100,8 +107,8 @@ def test_reports_arrive_in_order_and_commands_too(agent: AgentSide, link: AgentL
 
 
 def test_commands_are_kept_for_a_rank_that_has_not_connected(agent: AgentSide) -> None:
-    large = Directory(endpoints={rank: "e" * 100 for rank in range(2000)}, slot_generations=(1, 2))
-    agent.do(lambda: [agent.socket.send(3, command) for command in (large, Query(generation=2))])
+    large = Directory(endpoints=dict.fromkeys(range(2000), "e" * 100), slot_generations=(1, 2))
+    agent.send(large, Query(generation=2))
     link = AgentLink(agent.socket.path, WHO)
     link.start(LIMIT_S)
     taken: list[object] = []
@@ -169,6 +176,11 @@ def test_agents_end_is_noticed_and_sending_raises(agent: AgentSide, link: AgentL
     link.close()
 
 
+def send_many(link: AgentLink, count: int) -> None:
+    for number in range(count):
+        link.send(progress(number))
+
+
 def test_full_queue_is_an_error_and_never_blocks() -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(socket_address("@trainmover-test-deaf"))
@@ -181,8 +193,7 @@ def test_full_queue_is_an_error_and_never_blocks() -> None:
         connection.sendall(frame(msgspec.msgpack.encode(Reception())))
         starter.join(LIMIT_S)
         with pytest.raises(AgentLinkError, match="expected it to read them"):
-            for number in range(100 * QUEUED_REPORTS_MAX):  # the socket itself holds some thousands
-                link.send(progress(number))
+            send_many(link, 100 * QUEUED_REPORTS_MAX)  # the socket itself holds some thousands
         assert not link.flush(0.0)
         connection.close()
         link.close(1.0)
