@@ -155,9 +155,9 @@ def test_a_joiner_whose_agent_is_killed_is_given_up_for_the_next(make: Make) -> 
     job.until(lambda: [one for one in job.status().machines if one.state == "joining"], "a joiner")
     (chosen,) = (one.machine_id for one in job.status().machines if one.state == "joining")
     (other,) = {"machine-2", "machine-3"} - {chosen}
+    job.agents[other].process.send_signal(signal.SIGCONT)
     job.agents.pop(chosen).kill()
     job.start_agent(chosen, elastic=True)  # another incarnation: what the first was asked for is lost
-    job.agents[other].process.send_signal(signal.SIGCONT)
     finished = migration.result()
     assert isinstance(finished, Finished)
     assert finished.ok, finished.text
@@ -173,7 +173,7 @@ MIGRATION_ENTRIES = range(3, 12)
 
 
 # One of each kind in every run: nothing begun, prepared, given to the lead, past the point of no return.
-EACH_RUN = ((4, False), (6, True), (7, False), (8, False))
+EACH_RUN = ((4, False), (7, True), (7, False), (8, False))
 STEPS = [
     pytest.param(step, half, marks=() if (step, half) in EACH_RUN else pytest.mark.nightly)
     for step in MIGRATION_ENTRIES
@@ -207,7 +207,7 @@ def test_controller_killed_at_each_step_of_a_migration(make: Make, step: int, ha
     assert job.controllers[1].wait() == 0
 
 
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("step", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_controller_killed_while_the_job_begins(make: Make, step: int) -> None:
     job = make(slots=2, elastic=0)
     job.start(die_after=step)

@@ -49,10 +49,14 @@ def start(jobs: Jobs, hub: ControlHub, *flags: str, address: str = "") -> Runnin
     return job
 
 
-def trainmover(job: RunningJob, command: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    directory = job.log_dir / "resilience"
+def command(job: RunningJob, name: str, *flags: str) -> list[str]:
+    directory = str(job.log_dir / "resilience")
+    return [sys.executable, "-m", "megatron.resilience.cli.main", name, "--resilience-dir", directory, *flags]
+
+
+def trainmover(job: RunningJob, name: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "megatron.resilience.cli.main", command, "--resilience-dir", str(directory), *flags],
+        command(job, name, *flags),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -94,6 +98,13 @@ def test_failing_rank_ends_the_job_as_without_it(jobs: Jobs, code: int, expected
     job.wait_until_nothing_lives()
 
 
+def test_failing_preload_is_told_in_the_last_line(jobs: Jobs) -> None:
+    job = jobs.start('PRELOAD = ("no_such_module_here",)', *shape(2, 1), "--resilience")
+    assert job.finish() == 1
+    assert re.search(r"the agent of machine \d failed: ModuleNotFoundError: .*no_such_module_here", job.lines[-1])
+    job.wait_until_nothing_lives()
+
+
 def test_machine_is_replaced_by_command_and_the_job_ends_well(jobs: Jobs, hub: ControlHub) -> None:
     job = start(jobs, hub, "--elastic", "1")
     status = json.loads(trainmover(job, "status", "--json").stdout)
@@ -110,9 +121,18 @@ def test_machine_is_replaced_by_command_and_the_job_ends_well(jobs: Jobs, hub: C
     (incident,) = json.loads(trainmover(job, "incidents", "--json").stdout)
     assert (incident["outcome"], incident["leavers"], incident["joiners"]) == ("done", ["machine-1"], ["machine-2"])
     assert "12.5 ms" in trainmover(job, "incidents").stdout
-    hub.wait_for_iterations(3)
-    hub.finish()
-    assert job.finish() == 0
+    with subprocess.Popen(
+        command(job, "status", "--watch"),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as watch:
+        hub.wait_for_iterations(3)
+        hub.finish()
+        assert job.finish() == 0
+        assert "machine-2" in watch.communicate(timeout=LIMIT_S)[0]
+    assert watch.returncode == 0
+    assert json.loads(trainmover(job, "incidents", "--json").stdout) == [incident]  # from the journal
     hub.check()
     assert (job.log_dir / "rank-0003.generation-2.log").read_text().startswith("ready machine-2")
     assert not [line for line in job.lines if "failed" in line or "killed" in line]
@@ -184,7 +204,7 @@ def test_token_is_on_no_command_line(jobs: Jobs, hub: ControlHub) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
-@pytest.mark.parametrize("end", ["well", "launcher killed"])
+@pytest.mark.parametrize("end", ["well", pytest.param("launcher killed", marks=pytest.mark.nightly)])
 def test_machines_in_namespaces_of_their_own(jobs: Jobs, end: str) -> None:
     before = links()
     hub = ControlHub(4, host="0.0.0.0")

@@ -11,9 +11,12 @@ import msgspec
 
 from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
 from megatron.resilience.cli.migrate import bytes_text
-from megatron.resilience.cli.user import find_client, user_parser
+from megatron.resilience.cli.user import find_client, find_directory, user_parser
 from megatron.resilience.controller.client import ClientError, ControllerClient
+from megatron.resilience.controller.directory import ResilienceDirectory
+from megatron.resilience.controller.store import StoreError, read_entries
 from megatron.resilience.protocol.incidents import Incident
+from megatron.resilience.protocol.journal import JournalError, Ledger, decode_entry
 from megatron.resilience.protocol.messages import AskIncidents, IncidentsAnswer
 
 _PATIENCE_S = 5.0
@@ -24,10 +27,10 @@ def main(argv: Sequence[str]) -> int:
     parser = user_parser("incidents", "Lists the interruptions of a job and what they cost.")
     parser.add_argument("--json", action="store_true", help="a JSON array")
     options = parser.parse_flags(list(argv))
-    client = find_client(options)
+    directory = find_directory(options)
     try:
-        incidents = ask_incidents(client)
-    except ClientError as error:
+        incidents = known_incidents(find_client(options), directory)
+    except (ClientError, StoreError, JournalError) as error:
         print(f"trainmover: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
     if options.json:
@@ -37,6 +40,20 @@ def main(argv: Sequence[str]) -> int:
 
     Console(file=sys.stdout).print(table(incidents) if incidents else "no incidents")
     return EXIT_OK
+
+
+def known_incidents(client: ControllerClient, directory: ResilienceDirectory | None) -> tuple[Incident, ...]:
+    """From the controller or, once the job is over and it has gone, from its journal.
+
+    Raises ClientError, StoreError, JournalError.
+    """
+    if directory is not None and directory.journal.exists():
+        ledger = Ledger()
+        for entry in read_entries(directory.journal):
+            ledger.apply(decode_entry(entry))
+        if ledger.ended:
+            return tuple(incident for _, incident in sorted(ledger.incidents.items()))
+    return ask_incidents(client)
 
 
 def ask_incidents(client: ControllerClient) -> tuple[Incident, ...]:

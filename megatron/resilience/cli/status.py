@@ -97,6 +97,10 @@ def _watch(client: ControllerClient) -> int:
     with Live(table(status), console=_console(), auto_refresh=False) as live:
         while status.state not in ("ended", "failed"):
             time.sleep(_WATCH_S)
-            status = ask_status(client)
+            try:
+                status = ask_status(client)
+            except ClientError as error:
+                live.console.print(f"trainmover: the controller has gone: {error}", markup=False)
+                return EXIT_OK  # as it does when the job is over
             live.update(table(status), refresh=True)
     return EXIT_OK

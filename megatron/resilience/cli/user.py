@@ -27,20 +27,30 @@ def user_parser(name: str, description: str) -> FlagParser:
     return parser
 
 
-def find_client(options: argparse.Namespace) -> ControllerClient:
-    """The controller of the job that is meant. Raises UsageError."""
+def find_directory(options: argparse.Namespace) -> ResilienceDirectory | None:
+    """Of the job that is meant; None if the environment alone says where its controller is. Raises UsageError."""
     settings = control_settings(inherited_environment())
-    directory = ResilienceDirectory(path=options.resilience_dir) if options.resilience_dir else None
-    if directory is None and settings.resilience_dir:
-        directory = ResilienceDirectory(path=Path(settings.resilience_dir))
-    if directory is None and settings.controller and settings.token:
-        return ControllerClient(where=settings.controller, token=settings.token, tls=tls_files(options))
-    directory = directory or newest(LOG_ROOT)
+    if options.resilience_dir is not None:
+        return ResilienceDirectory(path=options.resilience_dir)
+    if settings.resilience_dir:
+        return ResilienceDirectory(path=Path(settings.resilience_dir))
+    if settings.controller and settings.token:
+        return None
+    directory = newest(LOG_ROOT)
     if directory is None:
         raise UsageError(
             f"found no job under {LOG_ROOT}, expected one that `trainmover run --resilience` started; "
             "pass its --resilience-dir"
         )
+    return directory
+
+
+def find_client(options: argparse.Namespace) -> ControllerClient:
+    """The controller of the job that is meant. Raises UsageError."""
+    directory = find_directory(options)
+    if directory is None:
+        settings = control_settings(inherited_environment())
+        return ControllerClient(where=settings.controller, token=settings.token, tls=tls_files(options))
     try:
         token = directory.read_token()
         directory.read_address()

@@ -97,7 +97,12 @@ class Controller:
         self._event_log = event_log
         self._clock = clock
         entries = [decode_entry(payload) for payload in store.read()]
-        self.core: ControllerCore = replay(spec, entries, term=store.term, limits=limits)
+        # A core that replays waits for agents to come back before it begins anything; a new job has none to wait for.
+        self.core = (
+            replay(spec, entries, term=store.term, limits=limits)
+            if entries
+            else ControllerCore(spec, term=store.term, limits=limits)
+        )
         self._agents: dict[int, Outbox] = {}
         self._users: dict[int, Outbox] = {}
         self._number = 0

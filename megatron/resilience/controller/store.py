@@ -42,6 +42,18 @@ class Store(Protocol):
         """Gives the journal back."""
 
 
+def read_entries(path: Path) -> list[bytes]:
+    """The entries of a journal that may be in use, oldest first; changes nothing. Raises StoreError."""
+    try:
+        database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            return [entry for (entry,) in database.execute("SELECT entry FROM entries ORDER BY number")]
+        finally:
+            database.close()
+    except sqlite3.Error as error:
+        raise StoreError(f"found {path} not readable as a journal: {error}") from error
+
+
 class SqliteStore:
     """One file, write-ahead log, every commit synchronised; a lock beside it keeps a second controller out."""
 

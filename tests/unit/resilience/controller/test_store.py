@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.resilience.controller.store import SqliteStore, StoreError
+from megatron.resilience.controller.store import SqliteStore, StoreError, read_entries
 
 WRITER = """
 import os, signal, sys
@@ -79,6 +79,18 @@ def test_journal_of_another_job_is_refused_and_left_as_it_was(tmp_path: Path) ->
     again = opened(tmp_path / "journal.sqlite")
     assert again.term == 2
     again.close()
+
+
+def test_entries_can_be_read_while_a_controller_holds_the_journal(tmp_path: Path) -> None:
+    store = opened(tmp_path / "journal.sqlite")
+    store.append(b"one")
+    assert read_entries(tmp_path / "journal.sqlite") == [b"one"]
+    store.append(b"two")
+    assert read_entries(tmp_path / "journal.sqlite") == [b"one", b"two"]
+    store.close()
+    assert read_entries(tmp_path / "journal.sqlite") == [b"one", b"two"]
+    with pytest.raises(StoreError, match="not readable as a journal"):
+        read_entries(tmp_path / "missing.sqlite")
 
 
 def test_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
