@@ -280,7 +280,8 @@ class StateClient:
         buffer = bytearray(1 << 16)
         while True:
             part = memoryview(buffer)[: self._reader.wanted()]
-            message = self._reader.feed(part[: self._read_some(patience, part, stall_s)])
+            limit_s = self._limits.handshake_s if self._reader.has_begun else stall_s
+            message = self._reader.feed(part[: self._read_some(patience, part, limit_s)])
             if message is not None:
                 return message
 

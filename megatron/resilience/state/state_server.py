@@ -101,7 +101,7 @@ class StateServer:
         sent = self._bytes_before + (self._session.bytes_sent if self._session else 0)
         return TransferReport(bytes_moved=sent, duration_s=patience.elapsed_s, connections=self._connections)
 
-    def send_verdict(self, verdict: Verdict, *, within_s: float = 5.0, cancelled: Cancelled = never) -> bool:
+    def send_verdict(self, verdict: Verdict, *, within_s: float = 10.0, cancelled: Cancelled = never) -> bool:
         """Tells the joiner rank; True once it has said that it knows. False: not within `within_s` seconds.
 
         STAY may be said at any time, LEAVE only once the state is acknowledged. A verdict is never changed.
@@ -262,8 +262,10 @@ class StateServer:
             if now_s - greeting.opened_s > self._limits.handshake_s:
                 self._drop_greeting(greeting)
         session = self._session
-        if session is not None and session.has_to_send and now_s - session.moved_s > self._limits.stall_s:
-            self._drop_session()
+        if session is not None:
+            stalls = session.has_to_send and now_s - session.moved_s > self._limits.stall_s
+            if stalls or now_s - (session.partial_since_s or now_s) > self._limits.handshake_s:
+                self._drop_session()
 
     def _drop_greeting(self, greeting: Greeting) -> None:
         self._greetings.pop(greeting.connection, None)

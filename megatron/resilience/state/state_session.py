@@ -86,6 +86,8 @@ class Session:
     moved_s: float
     bytes_sent: int = 0
     said_verdict: bool = False
+    partial_since_s: float | None = None
+    """When a message of the joiner was first seen in part; None while there is none."""
     _sent_small: bool = False
     _waiting: deque[memoryview] = field(default_factory=deque)
     _reader: MessageReader = field(
@@ -127,8 +129,12 @@ class Session:
         """What the joiner says: an ACK, a FAILED, or GOT. Raises WireError and ConnectionLostError."""
         message = read_message(self.connection, self._reader)
         if message is None:
+            if not self._reader.has_begun:
+                self.partial_since_s = None
+            elif self.partial_since_s is None:
+                self.partial_since_s = now_s
             return None
-        self.moved_s = now_s
+        self.moved_s, self.partial_since_s = now_s, None
         kind, sealed = message
         body = self.signer.open(kind, sealed)
         if kind is MessageType.ACK:

@@ -54,7 +54,7 @@ class TransferLimits:
     stall_s: float = 10.0
     """Without a byte while bytes are due: the connection is given up and another one awaited."""
     handshake_s: float = 5.0
-    """For a stranger to present itself."""
+    """For a stranger to present itself, and for the rest of a message that has begun."""
     reconnect_s: float = 10.0
     """For the joiner to reach the leaver (again)."""
     chunk_bytes: int = 1 << 19

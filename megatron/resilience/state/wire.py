@@ -217,6 +217,11 @@ class MessageReader:
         """Bytes that are missing before something can be decided; at least 1."""
         return (self._size if self._kind is not None else _PREFIX.size) - len(self._buffer)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a message has come in part: its rest is due, where the next one may take its time."""
+        return self._kind is not None or bool(self._buffer)
+
     def feed(self, data: bytes | memoryview) -> tuple[MessageType, bytes] | None:
         """Takes `data`, which is not longer than `wanted()`."""
         assert len(data) <= self.wanted()

@@ -19,12 +19,13 @@ from megatron.resilience.state.errors import LeaverStays, TransferCancelled, Tra
 from megatron.resilience.state.state_client import StateClient
 from megatron.resilience.state.state_server import StateServer
 from megatron.resilience.state.transfer import Verdict, join_address, split_address
-from megatron.resilience.state.wire import challenge
+from megatron.resilience.state.wire import MessageType, Signer, challenge, encode
 from tests.unit.resilience.state.handover import IDENTITY, LIMITS, Elsewhere, Memory, Relay, cut_at, flip_at
 
 STREAM_BYTES = 1040
 """More than a leaver sends for the memory of these tests, verdict included."""
 
+SIGNER = Signer(token=IDENTITY.token, challenge_nonce=bytes(16), hello_nonce=bytes(16))
 Harm = Callable[[int], Callable[[int, bytes], bytes]]
 
 
@@ -67,6 +68,13 @@ def test_a_connection_cut_or_damaged_at_any_byte_at_all_is_made_good(harm: Harm)
     for place in range(STREAM_BYTES):
         taken, verdict, _ = hand_over({0: harm(place)})
         assert (taken == Memory(filled=True), verdict) == (True, Verdict.LEAVE), place
+
+
+def test_a_verdict_whose_length_was_damaged_is_not_waited_for_to_the_end() -> None:
+    _, _, relay = hand_over({0: lambda _, data: data})
+    verdict_bytes = len(SIGNER.seal(MessageType.VERDICT, encode("leave")))
+    taken, verdict, relay = hand_over({0: flip_at(relay.passed[0] - verdict_bytes)})
+    assert (taken == Memory(filled=True), verdict, relay.seen) == (True, Verdict.LEAVE, 2)
 
 
 def test_a_second_cut_goes_on_after_the_last_whole_chunk() -> None:
