@@ -199,18 +199,21 @@ def test_without_a_listener_it_says_so() -> None:
 def test_a_process_forked_meanwhile_does_not_keep_its_port_open(server: StateServer) -> None:
     address = server.listen()
     reading, writing = os.pipe()
+    runs_reading, runs_writing = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(runs_writing, b"x")
         os.close(writing)
         os.read(reading, 1)
         os._exit(0)
     try:
+        assert os.read(runs_reading, 1) == b"x"
         server.close()
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(split_address(address))
     finally:
-        os.close(writing)
-        os.close(reading)
+        for descriptor in (writing, reading, runs_reading, runs_writing):
+            os.close(descriptor)
         os.waitpid(child, 0)
 
 
