@@ -2,8 +2,8 @@
 
 The chunk is a table of 64-bit words; all its columns and all its rows are summed, and the sums go through CRC-32 into
 32 bits each. One wrong word changes both results, and so do words that changed places; TCP's own checksum comes on
-top. It guards against damage, not against forgers: who may send is decided when a connection opens. Measured on one
-busy core: 1.26 GiB/s, where zlib.crc32 alone gave 0.48, hashlib.blake2b 0.19 and sha256 0.06 (docs/state.md).
+top. It guards against damage, not against forgers: who may send is decided when a connection opens. Measured in
+processor time of one core, 1 MiB at a time: 4.2 to 5.1 GiB/s; zlib.crc32 alone 2.1, sha256 1.1, hashlib.blake2b 0.9.
 """
 
 from __future__ import annotations
