@@ -91,16 +91,39 @@ def _console() -> Any:
 
 
 def _watch(client: ControllerClient) -> int:
+    """A live table on a terminal; elsewhere a table whenever something has changed."""
     from rich.live import Live
 
-    status = ask_status(client)
-    with Live(table(status), console=_console(), auto_refresh=False) as live:
-        while status.state not in ("ended", "failed"):
-            time.sleep(_WATCH_S)
-            try:
-                status = ask_status(client)
-            except ClientError as error:
-                live.console.print(f"trainmover: the controller has gone: {error}", markup=False)
-                return EXIT_OK  # as it does when the job is over
+    console, status = _console(), ask_status(client)
+    if not console.is_terminal:
+        return _follow(client, console, status)
+    with Live(table(status), console=console, auto_refresh=False) as live:
+        while (following := _next(client, status)) is not None:
+            status = following
             live.update(table(status), refresh=True)
     return EXIT_OK
+
+
+def _follow(client: ControllerClient, console: Any, status: StatusAnswer) -> int:
+    shown: StatusAnswer | None = None
+    following: StatusAnswer | None = status
+    while following is not None:
+        still = msgspec.structs.replace(following, iteration=0, median_iteration_ms=0.0)
+        if still != shown:
+            console.print(table(following))
+            sys.stdout.flush()
+        shown = still
+        following = _next(client, following)
+    return EXIT_OK
+
+
+def _next(client: ControllerClient, status: StatusAnswer) -> StatusAnswer | None:
+    """The status a second later; None when the job is over, and its controller with it."""
+    if status.state in ("ended", "failed"):
+        return None
+    time.sleep(_WATCH_S)
+    try:
+        return ask_status(client)
+    except ClientError as error:
+        print(f"trainmover: the controller has gone: {error}", file=sys.stderr)
+        return None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from megatron.resilience.controller.event_log import EventLog
 from megatron.resilience.controller.store import Store
-from megatron.resilience.protocol.controller_core import ControllerCore, replay
+from megatron.resilience.protocol.controller_core import replay
 from megatron.resilience.protocol.controller_words import (
     AgentLost,
     AgentSaid,
@@ -97,12 +97,7 @@ class Controller:
         self._event_log = event_log
         self._clock = clock
         entries = [decode_entry(payload) for payload in store.read()]
-        # A core that replays waits for agents to come back before it begins anything; a new job has none to wait for.
-        self.core = (
-            replay(spec, entries, term=store.term, limits=limits)
-            if entries
-            else ControllerCore(spec, term=store.term, limits=limits)
-        )
+        self.core = replay(spec, entries, term=store.term, limits=limits)
         self._agents: dict[int, Outbox] = {}
         self._users: dict[int, Outbox] = {}
         self._number = 0
