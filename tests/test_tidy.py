@@ -27,6 +27,8 @@ MAY_READ_WALL_CLOCK = {
     "megatron/training/reporting.py": "Megatron-LM's log line begins with the time",
     "megatron/resilience/cli/run.py": "names the log folder",
     "megatron/resilience/agent/main.py": "numbers the starts of a machine's agent",
+    "megatron/resilience/agent/driven_run.py": "lines of a job and records of its ranks are put in one order",
+    "megatron/resilience/baselines/checkpoint_restart.py": "the same",
     "megatron/resilience/controller/shell.py": "the journal's times mean something after a restart",
 }
 
@@ -43,6 +45,7 @@ TESTED_ELSEWHERE = {
     "megatron/training/model_setup.py": "tests/distributed/test_bit_equality.py",
     "megatron/training/preload.py": "tests/unit/resilience/patches/test_registry.py",
     "megatron/training/pretrain.py": "tests/distributed/test_bit_equality.py",
+    "megatron/training/switching.py": "tests/distributed/test_prove_planned.py",
     "megatron/training/config/model.py": "tests/unit/training/config/test_flag.py",
     "megatron/training/config/parallelism.py": "tests/unit/training/config/test_flag.py",
     "megatron/training/config/storage.py": "tests/unit/training/config/test_flag.py",
@@ -57,6 +60,7 @@ TESTED_ELSEWHERE = {
     "megatron/resilience/agent/signals.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/agent/spawner.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/agent/spawner_child.py": "tests/functional/test_control_plane.py",
+    "megatron/resilience/baselines/interruption.py": "tests/unit/resilience/baselines/test_checkpoint_restart.py",
     "megatron/resilience/cli/job.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/cli/machine.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/cli/main.py": "tests/functional/test_run_launcher.py",
@@ -69,6 +73,8 @@ TESTED_ELSEWHERE = {
     "megatron/resilience/cli/tls_flags.py": "tests/unit/resilience/cli/test_run.py",
     "megatron/resilience/cli/usage.py": "tests/unit/resilience/cli/test_run.py",
     "megatron/resilience/cli/user.py": "tests/unit/resilience/cli/test_run.py",
+    "megatron/resilience/proof/planned.py": "tests/distributed/test_prove_planned.py",
+    "megatron/resilience/worker/rank_worker.py": "tests/distributed/test_prove_planned.py",
     "megatron/resilience/controller/client.py": "tests/functional/test_control_plane.py",
     "megatron/resilience/controller/main.py": "tests/functional/test_control_plane.py",
     "megatron/resilience/controller/server.py": "tests/functional/test_control_plane.py",
@@ -79,6 +85,7 @@ TESTED_ELSEWHERE = {
     "megatron/resilience/protocol/user_messages.py": "tests/unit/resilience/protocol/test_messages.py",
     "trainmover_ext/communicator.py": "tests/unit/trainmover_ext/test_backend_operations.py",
     "trainmover_ext/endpoints.py": "tests/unit/trainmover_ext/test_isolated.py",
+    "trainmover_ext/switching.py": "tests/distributed/test_prove_planned.py",
     "trainmover_ext/rendezvous.py": "tests/unit/trainmover_ext/test_backend_operations.py",
     "scripts/demo.py": "tests/functional/test_demo.py",
 }

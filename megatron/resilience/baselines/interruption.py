@@ -32,7 +32,9 @@ class InterruptionCost:
 class Recovery(Protocol):
     """A way to go on when a machine has to be replaced."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For tables."""
 
     def interrupt(self, job: JobSpec, *, iteration: int) -> InterruptionCost:
         """Runs `job`, interrupts it after `iteration`, and lets it end. Raises RunError."""

@@ -79,7 +79,7 @@ def _parser() -> FlagParser:
     )
     parser.add_argument("--window", type=int, metavar="N", help="only N iterations, from the checkpoint of --load")
     parser.add_argument("--limit", type=float, default=3600.0, metavar="SECONDS", help="for each run (default 3600)")
-    parser.add_argument("--folder", type=Path, help="keep logs and metrics there (default: only if not equal)")
+    parser.add_argument("--folder", type=Path, help="keep logs, metrics and saves there (default: only if not equal)")
     parser.add_argument("--json", action="store_true", help="the verdict as one JSON object")
     return parser
 

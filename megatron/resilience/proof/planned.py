@@ -18,6 +18,7 @@ from typing import Any
 
 from megatron.resilience.agent.driven_run import DrivenRun, RunError, driven_run
 from megatron.resilience.proof.compare import Difference, Record, first_difference, last_iteration, read_records
+from megatron.resilience.proof.saves import saving_to
 from megatron.resilience.proof.schedule import Move, elastic_machines
 
 _COMMAND = (sys.executable, "-m", "megatron.resilience.cli.main")
@@ -87,7 +88,7 @@ def prove(spec: ProofSpec, say: Callable[[str], None]) -> Verdict:
 
 def _untouched(spec: ProofSpec, name: str) -> list[Record]:
     metrics = spec.folder / f"{name}.jsonl"
-    with driven_run(_flags(spec, name), _script(spec, metrics), spec.folder / f"{name}.log") as run:
+    with driven_run(_flags(spec, name), _script(spec, name), spec.folder / f"{name}.log") as run:
         run.wait(time.monotonic() + spec.limit_s)
     return _records(metrics)
 
@@ -97,7 +98,7 @@ def _migrated(spec: ProofSpec, say: Callable[[str], None]) -> tuple[list[Record]
     flags = [*_flags(spec, "migrated"), "--resilience", "--resilience-dir", str(resilience)]
     flags += ["--elastic", str(elastic_machines(spec.moves))]
     deadline_s = time.monotonic() + spec.limit_s
-    with driven_run(flags, _script(spec, metrics), spec.folder / "migrated.log") as run:
+    with driven_run(flags, _script(spec, "migrated"), spec.folder / "migrated.log") as run:
         for move in spec.moves:
             run.wait_for(partial(_reached, metrics, move.iteration), deadline_s, f"iteration {move.iteration}")
             _migrate(run, resilience, move, deadline_s, say)
@@ -124,7 +125,7 @@ def _migrate(run: DrivenRun, resilience: Path, move: Move, deadline_s: float, sa
             asked.terminate()
         output, _ = asked.communicate()
     said = output.strip().splitlines()
-    say(said[-1] if said else "")
+    say(said[-1].removeprefix("trainmover: ") if said else "")
     if asked.returncode:
         raise RunError(f"the migration of {', '.join(words[1::2])} failed: {said[-1] if said else 'without a word'}")
 
@@ -142,8 +143,9 @@ def _flags(spec: ProofSpec, name: str) -> list[str]:
     return [*shape, "--log-dir", str(spec.folder / name)]
 
 
-def _script(spec: ProofSpec, metrics: Path) -> list[str]:
-    return [*spec.script, "--metrics-file", str(metrics), "--log-state-digest"]
+def _script(spec: ProofSpec, name: str) -> list[str]:
+    script = saving_to(spec.script, spec.folder / f"{name}-checkpoints")
+    return [*script, "--metrics-file", str(spec.folder / f"{name}.jsonl"), "--log-state-digest"]
 
 
 def _records(metrics: Path) -> list[Record]:

@@ -37,8 +37,10 @@ class Limits:
     """From then until all are READY."""
     go_ms: float = 600_000.0
     """From GO until the lead has cast with success; saves and evaluations are waited for."""
-    running_ms: float = 60_000.0
-    """From LEAVE until all joiner ranks run; past it the job is stopped."""
+    running_ms: float = 900_000.0
+    """From LEAVE until all joiner ranks run; past it the job is stopped. Longer than a joiner in doubt waits for its
+    leaver (`worker/limits.py`) and the iteration after that.
+    """
     measure_ms: float = 10_000.0
     """From then until all ranks have told what it cost."""
     agent_lost_ms: float = 30_000.0

@@ -34,3 +34,10 @@ def test_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     files = wire.TlsFiles(authority=tmp_path / "ca.pem", certificate=tmp_path / "c.pem", key=tmp_path / "k.pem")
     with pytest.raises(wire.TlsError, match=r"ca\.pem not readable"):
         files.read()
+
+
+def test_every_option_is_one_that_the_library_knows() -> None:
+    (library,) = Path(grpc.__file__).parent.glob("_cython/cygrpc*.so")
+    known = library.read_bytes()
+    # A name that it does not know is passed over in silence: servers hung up on agents that had nothing to say.
+    assert [name for name, _ in wire.OPTIONS if name.encode() + b"\0" not in known] == []

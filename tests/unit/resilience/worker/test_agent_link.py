@@ -91,6 +91,11 @@ def progress(number: int) -> Progress:
     return Progress(iteration=number, median_iteration_ms=1.0)
 
 
+def send_many(link: AgentLink, count: int) -> None:
+    for number in range(count):
+        link.send(progress(number))
+
+
 def test_reports_arrive_in_order_and_commands_too(agent: AgentSide, link: AgentLink) -> None:
     for number in range(500):
         link.send(progress(number))

@@ -1,0 +1,112 @@
+"""What a rank tells of a switch: its own time, links, bytes and memory, once, and nothing of the switch before."""
+
+from __future__ import annotations
+
+import pytest
+
+from megatron.resilience.protocol.messages import Measured
+from megatron.resilience.worker import costs as module
+from megatron.resilience.worker.costs import Costs
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+class Rank:
+    """A rank whose iterations take 10 ms, and what it holds."""
+
+    def __init__(self, clock: Clock, *, is_new: bool = False) -> None:
+        self.clock = clock
+        self.memory_bytes = 1000
+        self.costs = Costs(lambda: self.memory_bytes, is_new=is_new)
+        self.iteration = 0
+
+    def train(self, iterations: int, duration_ms: float = 10.0, bytes_moved: int = 0) -> Measured | None:
+        measured = None
+        for _ in range(iterations):
+            self.clock.now_s += duration_ms / 1e3
+            self.iteration += 1
+            measured = self.costs.arrive(self.iteration, bytes_moved)
+        return measured
+
+
+def test_a_switch_is_told_with_time_links_bytes_memory_and_phases(clock: Clock) -> None:
+    rank = Rank(clock)
+    rank.train(6)
+    rank.costs.begin()
+    rank.memory_bytes = 1200  # prepared links
+    rank.train(1, duration_ms=14.0)
+    rank.costs.granted(2, boundary=8)
+    assert rank.train(1) is None
+    clock.now_s += 0.001
+    with rank.costs.phase("commit"):
+        clock.now_s += 0.004
+    rank.costs.links = (5, 2)
+    rank.memory_bytes = 1100
+    measured = rank.train(1, duration_ms=20.0, bytes_moved=77)
+    assert measured is not None
+    assert (measured.generation, measured.boundary) == (2, 8)
+    assert measured.downtime_ms == pytest.approx(15.0)
+    assert measured.lost_ms == pytest.approx(4.0 + 15.0)
+    assert measured.median_iteration_ms == pytest.approx(10.0)
+    assert (measured.links_kept, measured.links_replaced, measured.bytes_moved) == (5, 2, 77)
+    assert (measured.memory_before_bytes, measured.memory_after_bytes) == (1000, 1100)
+    assert measured.phases["commit"] == pytest.approx((1.0, 4.0))
+    assert rank.train(3) is None, "it is told once"
+
+
+def test_a_rank_that_joined_tells_no_time_the_first_time_and_does_the_next(clock: Clock) -> None:
+    rank = Rank(clock, is_new=True)
+    rank.train(1)
+    rank.costs.granted(2, boundary=1)
+    first = rank.train(1, duration_ms=500.0)
+    assert first is not None
+    assert (first.downtime_ms, first.lost_ms) == (None, None)
+    rank.train(5)
+    rank.costs.granted(3, boundary=rank.iteration)
+    second = rank.train(1, duration_ms=12.0)
+    assert second is not None
+    assert second.downtime_ms == pytest.approx(2.0)
+
+
+def test_the_next_switch_starts_from_nothing(clock: Clock) -> None:
+    rank = Rank(clock)
+    rank.train(4)
+    rank.costs.granted(2, boundary=4)
+    rank.costs.links = (5, 2)
+    with rank.costs.phase("commit"):
+        pass
+    assert rank.train(1) is not None
+    rank.memory_bytes = 3000
+    rank.costs.granted(3, boundary=6)
+    measured = rank.train(2)
+    assert measured is not None
+    assert (measured.links_kept, measured.links_replaced, measured.phases) == (0, 0, {})
+    assert measured.memory_before_bytes == 3000
+
+
+def test_nothing_of_a_dropped_switch_is_told(clock: Clock) -> None:
+    rank = Rank(clock)
+    rank.train(4)
+    rank.costs.begin()
+    rank.costs.granted(2, boundary=5)
+    with rank.costs.phase("hold"):
+        pass
+    rank.costs.drop()
+    assert rank.train(3) is None
+    rank.costs.granted(3, boundary=rank.iteration)
+    measured = rank.train(1)
+    assert measured is not None
+    assert (measured.generation, measured.phases) == (3, {})
