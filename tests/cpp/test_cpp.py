@@ -18,8 +18,12 @@ SANITIZERS = ["address,undefined", "thread"]
 TESTS = sorted(source.stem for source in HERE.glob("*_test.cc"))
 # One thread, no memory shared between processes: nothing for the thread sanitizer.
 PURE = {"frame_test", "handshake_test", "kernels_test", "schedule_test", "sha256_test", "topology_test"}
-# Long under it, and what threads of one process do, the others show too.
-NIGHTLY = {("runtime_test", "thread"), ("channel_hostile_test", "thread")}
+# Long under it, and what threads of one process do, the others show too; schedules are pure arithmetic.
+NIGHTLY = {
+    *((name, "thread") for name in ("runtime_test", "channel_hostile_test", "channel_test", "link_test")),
+    ("runtime_farewell_test", "thread"),
+    ("schedule_test", "address,undefined"),
+}
 RUNS = [
     pytest.param(name, sanitizer, marks=[pytest.mark.nightly] if (name, sanitizer) in NIGHTLY else [])
     for sanitizer in SANITIZERS

@@ -164,6 +164,8 @@ class Runs:
 
 # The features of these are in other cases too, one by one or together; the nightly run takes them as well.
 NIGHTLY = {
+    "dense",
+    "interleaved-pp2-batched-sends-overlap",
     "plain-optimizer-recompute-full",
     "sp-plain-optimizer-overlap",
     "overlap",

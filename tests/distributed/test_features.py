@@ -49,6 +49,7 @@ def test_recompute_changes_no_bit_even_with_dropout(run: Run) -> None:
     assert plain.state() == full.state() == selective.state()
 
 
+@pytest.mark.nightly
 def test_both_expert_dispatchers_compute_the_same(run: Run) -> None:
     flags = f"{NO_DROPOUT} --train-iters 6 --lr-decay-iters 40 --num-experts 4 --expert-model-parallel-size 2"
     allgather = run("allgather", f"{flags} --disable-bias-linear --moe-token-dispatcher-type allgather")
@@ -200,6 +201,7 @@ def test_what_is_not_saved_is_not_asked_for(run: Run, tmp_path: Path) -> None:
     assert run("taken", longer).losses()[0] < first.losses()[0]
 
 
+@pytest.mark.nightly
 def test_shared_saving_and_reading_change_no_bit(run: Run, tmp_path: Path) -> None:
     flags = f"{NO_DROPOUT} --train-iters 12 --lr-decay-iters 40 --use-distributed-optimizer {PP2}"
     saves = f"--save {tmp_path / 'ck'} --save-interval 4 --ckpt-assume-constant-structure --no-ckpt-fully-parallel-save"
@@ -219,6 +221,7 @@ def test_who_only_evaluates_needs_no_learning_rate(run: Run, tmp_path: Path) -> 
     assert "nothing was trained" in log_of(result, 1)
 
 
+@pytest.mark.nightly
 def test_the_norm_of_the_parameters_is_that_of_the_model_whatever_the_layout(run: Run, tmp_path: Path) -> None:
     flags = f"{NO_DROPOUT} --use-distributed-optimizer --lr-decay-iters 40 --log-interval 1 --log-params-norm"
     overlap = "--overlap-grad-reduce --overlap-param-gather"
@@ -328,6 +331,7 @@ def test_a_resume_goes_on_with_the_loss_scale_it_had(run: Run, tmp_path: Path) -
     assert resumed.state() == straight.state()
 
 
+@pytest.mark.nightly
 def test_experts_load_into_a_layout_without_expert_parallelism_and_back(run: Run, tmp_path: Path) -> None:
     moe = f"{NO_DROPOUT} --num-experts 4 --disable-bias-linear --lr-decay-iters 40 --use-distributed-optimizer"
     spread = "--expert-model-parallel-size 2"

@@ -60,6 +60,7 @@ CASES = (
         # A scale that overflows at first, so that it has moved by the boundary, and a window that ends just behind it.
         flags="--use-distributed-optimizer --fp16 --initial-loss-scale 524288 --loss-scale-window 2 --hysteresis 1",
         lone_ranks=(0, 1),
+        nightly=True,
     ),
     Case(name="plain-fp32", world_size=2, flags="--pipeline-model-parallel-size 2", lone_ranks=(0, 1)),
     Case(
@@ -75,6 +76,7 @@ CASES = (
         flags=f"--pipeline-model-parallel-size 2 {INTERLEAVED} --use-distributed-optimizer --overlap-grad-reduce "
         "--overlap-param-gather",
         lone_ranks=(1, 2),
+        nightly=True,
     ),
     Case(
         name="moe-expert-parallel",

@@ -181,11 +181,6 @@ def test_agents_end_is_noticed_and_sending_raises(agent: AgentSide, link: AgentL
     link.close()
 
 
-def send_many(link: AgentLink, count: int) -> None:
-    for number in range(count):
-        link.send(progress(number))
-
-
 def test_full_queue_is_an_error_and_never_blocks() -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(socket_address("@trainmover-test-deaf"))
