@@ -1,7 +1,8 @@
 """The first thing a newcomer runs (`make demo`): trains a small GPT on Python's own sources in 8 processes.
 
 Prepares the data once, trains with tensor 2 x pipeline 2 x data 2 as four "machines" of two ranks, starts again
-from the checkpoint in the middle, and compares the rest of both runs bit for bit. All of it lies under build/demo/.
+from the checkpoint in the middle, then trains once more while one machine is replaced by another, and compares all
+three runs bit for bit. All of it lies under build/demo/.
 """
 
 from __future__ import annotations
@@ -16,10 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from megatron.resilience.agent.driven_run import RunError
+from megatron.resilience.proof.compare import Difference, first_difference, read_records
+from megatron.resilience.proof.planned import ProofSpec, migrated
+from megatron.resilience.proof.schedule import Move
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "demo"
 PREFIX = FOLDER / "data" / "stdlib"
 ITERATIONS, MIDDLE = 50, 40
+LIMIT_S = 600.0
 LAUNCH = ["-m", "megatron.resilience.cli.main", "run", "--machines", "4", "--ranks-per-machine", "2"]
 MODEL = (
     "--num-layers 4 --hidden-size 128 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
@@ -51,7 +58,7 @@ def main() -> int:
     )
     if code:
         return code
-    for name in ("straight", "resumed", "checkpoints"):
+    for name in ("straight", "resumed", "checkpoints", "migrated"):
         shutil.rmtree(FOLDER / name, ignore_errors=True)
     say(f"2. Training: {ITERATIONS} iterations on 4 machines of 2 processes (tensor 2 x pipeline 2 x data 2)")
     checkpoints = FOLDER / "checkpoints"
@@ -62,7 +69,37 @@ def main() -> int:
     resumed = train("resumed", "--load", str(checkpoints), "--ckpt-step", str(MIDDLE))
     if resumed is None:
         return 1
-    return summary(straight, resumed)
+    say("4. The same once more, and machine 1 is replaced by a fresh one while the others train on")
+    try:
+        difference, incident = replace_a_machine()
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return summary(straight, resumed, difference, incident)
+
+
+def words_of_training() -> list[str]:
+    """The arguments that all runs share."""
+    tokenizer = ["--tokenizer-type", "GPT2BPETokenizer"]
+    tokenizer += ["--vocab-file", f"{PREFIX}-vocab.json", "--merge-file", f"{PREFIX}-merges.txt"]
+    return [*MODEL.split(), *TRAINING.split(), "--data-path", f"{PREFIX}_text_document", *tokenizer]
+
+
+def replace_a_machine() -> tuple[Difference | None, dict[str, Any]]:
+    """Where the run with another machine differs from the straight one, and what `trainmover incidents` tells of it."""
+    folder = FOLDER / "migrated"
+    folder.mkdir(parents=True)
+    spec = ProofSpec(
+        script=("pretrain_gpt.py", *words_of_training()),
+        machines=4,
+        ranks_per_machine=2,
+        moves=(Move(iteration=1, slots=(1,)),),
+        folder=folder,
+        limit_s=LIMIT_S,
+    )
+    records, incidents = migrated(spec, lambda line: print(f"trainmover: {line}", flush=True))
+    straight = (FOLDER / "straight" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return first_difference(read_records(straight), records), incidents[0]
 
 
 def train(name: str, *flags: str) -> Run | None:
@@ -70,10 +107,7 @@ def train(name: str, *flags: str) -> Run | None:
     folder = FOLDER / name
     metrics = folder / "metrics.jsonl"
     started_s = time.monotonic()
-    tokenizer = ["--tokenizer-type", "GPT2BPETokenizer"]
-    tokenizer += ["--vocab-file", f"{PREFIX}-vocab.json", "--merge-file", f"{PREFIX}-merges.txt"]
-    words = [*MODEL.split(), *TRAINING.split(), "--data-path", f"{PREFIX}_text_document", *tokenizer, *flags]
-    words += ["--metrics-file", str(metrics), "--log-state-digest"]
+    words = [*words_of_training(), *flags, "--metrics-file", str(metrics), "--log-state-digest"]
     code = python(*LAUNCH, "--log-dir", str(folder / "logs"), "--", "pretrain_gpt.py", *words)
     if code:
         return None
@@ -86,8 +120,8 @@ def train(name: str, *flags: str) -> Run | None:
     )
 
 
-def summary(straight: Run, resumed: Run) -> int:
-    """Tells a newcomer what was seen; 1 when the loss did not fall or the bits differ."""
+def summary(straight: Run, resumed: Run, difference: Difference | None, incident: dict[str, Any]) -> int:
+    """Tells a newcomer what was seen; 1 when the loss did not fall or any bit differs."""
     first, last = straight.steps[0]["losses"]["lm loss"], straight.steps[-1]["losses"]["lm loss"]
     learned = last < 0.85 * first
     equal = straight.steps[MIDDLE:] == resumed.steps and straight.state == resumed.state
@@ -99,11 +133,18 @@ def summary(straight: Run, resumed: Run) -> int:
     print(f"  {'It learned.' if learned else 'IT DID NOT LEARN: something is wrong.'}")
     verdict = "equal in every bit" if equal else "NOT EQUAL: something is wrong"
     print(f"  Stopped and resumed at iteration {MIDDLE}: losses, gradient norms and final state {verdict}.")
+    print(
+        f"  Machine {incident['leavers'][0]} was replaced by {incident['joiners'][0]} at iteration "
+        f"{incident['boundary']}: {incident['downtime_ms']:.0f} ms of downtime, {incident['links_replaced']} links "
+        f"replaced and {incident['links_kept']} kept;"
+    )
+    changed = "no bit of it changed" if difference is None else f"IT CHANGED THE RUN: {difference}"
+    print(f"  losses, gradient norms and final state against the straight run: {changed}.")
     print(f"  Logs, one a rank: {relative(FOLDER / 'straight' / 'logs')}")
     print(f"  Exact numbers:    {relative(FOLDER / 'straight' / 'metrics.jsonl')}")
     print(f"  Checkpoints:      {relative(FOLDER / 'checkpoints')}")
     print("  Next: docs/tour.md explains what ran; try `.venv/bin/trainmover run --help`.")
-    return 0 if learned and equal else 1
+    return 0 if learned and equal and difference is None else 1
 
 
 def relative(path: Path) -> Path:

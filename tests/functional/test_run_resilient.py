@@ -38,7 +38,7 @@ def hub() -> Iterator[ControlHub]:
 
 def start(jobs: Jobs, hub: ControlHub, *flags: str, address: str = "", **environment: str) -> RunningJob:
     environment = {"CONTROL_HUB": address or hub.address, "PYTHONPATH": str(ROOT), **environment}
-    job = jobs.start(SCRIPT, *shape(2, 2), "--resilience", *flags, **environment)
+    job = jobs.start(SCRIPT, *shape(2, 2), "--resilience", *flags, arguments=(), **environment)
     try:
         hub.wait_for_iterations(3)
     except AssertionError:

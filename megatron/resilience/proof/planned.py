@@ -66,7 +66,7 @@ def prove(spec: ProofSpec, say: Callable[[str], None]) -> Verdict:
         why = f"two untouched runs differ: {difference}; a job that does not repeat itself can prove nothing"
         return Verdict(outcome=Outcome.NONE, why=why, difference=difference)
     say(f"3 of 3: the job, migrated {len(spec.moves)} time{'s' * (len(spec.moves) != 1)}")
-    migrated, incidents = _migrated(spec, say)
+    records, incidents = migrated(spec, say)
     iterations = last_iteration(first)
     undone = [incident for incident in incidents if incident["outcome"] != "done"]
     if undone:
@@ -76,7 +76,7 @@ def prove(spec: ProofSpec, say: Callable[[str], None]) -> Verdict:
             iterations=iterations,
             incidents=incidents,
         )
-    difference = first_difference(first, migrated)
+    difference = first_difference(first, records)
     return Verdict(
         outcome=Outcome.EQUAL if difference is None else Outcome.DIFFERENT,
         why="" if difference is None else str(difference),
@@ -93,7 +93,8 @@ def _untouched(spec: ProofSpec, name: str) -> list[Record]:
     return _records(metrics)
 
 
-def _migrated(spec: ProofSpec, say: Callable[[str], None]) -> tuple[list[Record], tuple[dict[str, Any], ...]]:
+def migrated(spec: ProofSpec, say: Callable[[str], None]) -> tuple[list[Record], tuple[dict[str, Any], ...]]:
+    """Runs the job with its moves: what it recorded, and its incidents. Raises RunError."""
     metrics, resilience = spec.folder / "migrated.jsonl", spec.folder / "resilience"
     flags = [*_flags(spec, "migrated"), "--resilience", "--resilience-dir", str(resilience)]
     flags += ["--elastic", str(elastic_machines(spec.moves))]
