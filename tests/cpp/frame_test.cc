@@ -91,7 +91,7 @@ TEST(every_wrong_magic_number_kind_and_class_is_refused) {
     for (int value = 0; value < 256; ++value) {
       auto bytes = good;
       bytes[at] = static_cast<std::uint8_t>(value);
-      const bool valid = bytes[at] == good[at] || (at == 2 && value >= 1 && value <= 9) || (at == 3 && value <= 1);
+      const bool valid = bytes[at] == good[at] || (at == 2 && value >= 1 && value <= 11) || (at == 3 && value <= 1);
       if (valid) {
         decode(bytes.data());
       } else {

@@ -185,6 +185,24 @@ TEST(a_joiner_that_ends_breaks_what_is_prepared_and_the_next_one_does) {
   }
 }
 
+TEST(one_prepared_link_that_is_closed_withdraws_readiness_and_connects_at_first_use) {
+  SmallJob job({"a", "b", "c"}, kGroups);
+  warm(job);
+  auto joiner = job.joiner(2, "d", 2);
+  for (const int stayer : {0, 1}) job[stayer].runtime->prepareSwitch(2, {{2, joiner->runtime->endpoint()}});
+  for (const int stayer : {0, 1}) untilReady(job[stayer], 2);
+  joiner->group("pair").close();
+  CHECK(untilBroken(job[0], 2).find("group pair to global rank 2 was closed") != std::string::npos);
+  untilReady(job[1], 2);
+  // After the verdict it has to be committed all the same.
+  job[2].runtime->holdLinks(2);
+  const LinkTally near = total(job[0].runtime->commitSwitch(2));
+  CHECK_EQ(near.replaced, 1u);
+  CHECK_EQ(near.dropped, 1u);
+  job[2].runtime->abortSwitch(2);
+  joiner->runtime->shutdown();
+}
+
 TEST(one_joiner_may_be_prepared_for_again_and_again) {
   SmallJob job({"a", "b", "c"}, kGroups);
   warm(job);

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 import trainmover_ext
-from tests.distributed.collectives.intruder import Hello, Purpose, Target, Verdict, communicator_id, verdict_of
+from tests.distributed.collectives.intruder import (
+    Hello,
+    Purpose,
+    Target,
+    Verdict,
+    challenge_of,
+    communicator_id,
+    read_message,
+    verdict_of,
+)
 from tests.distributed.collectives.jobs import TOKEN
 from tests.distributed.switch import moves
 from tests.distributed.switch.switch_job import switch_job
@@ -55,6 +64,12 @@ def test_only_the_right_callers_get_into_a_slot_that_is_prepared(tmp_path: Path)
                 with target.connect(local=False) as connection:
                     found = verdict_of(connection, honest.but(purpose=purpose, **changes))
                     assert found is verdict, (name, purpose)
+        # Who is ahead waits at the door, until it gives up.
+        with target.connect(local=False) as connection:
+            connection.sendall(honest.but(generation=generation + 1).signed(challenge_of(connection)))
+            connection.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                read_message(connection)
         # The slot is as good as before: this switch of this joiner goes through.
         stayers = job.prepare(generation, moved, 1)
         handovers = {number: job.ranks[number].call(moves.hold, generation)[1] for number in LEAVERS}
