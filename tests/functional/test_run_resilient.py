@@ -64,6 +64,16 @@ def trainmover(job: RunningJob, name: str, *flags: str) -> subprocess.CompletedP
     )
 
 
+def wait_for_agents(job: RunningJob) -> None:
+    """Until all three are back at a controller that was started again."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while True:
+        status = json.loads(trainmover(job, "status", "--json").stdout or "{}")
+        if [machine["attached"] for machine in status.get("machines", [])] == [True] * 3:
+            return
+        assert time.monotonic() < deadline_s, status
+
+
 def controller_pids(job: RunningJob) -> list[int]:
     found = []
     for pid in job.living():
@@ -156,6 +166,7 @@ def test_killed_controller_is_started_again_and_training_goes_on(jobs: Jobs, hub
         os.kill(pid, signal.SIGKILL)
         hub.wait_for_iterations(3)
         job.wait_for_lines("the controller was killed by signal 9; training goes on, it is started again", term - 1)
+        wait_for_agents(job)
         moved = trainmover(job, "migrate", "--from", f"machine-{term - 1}")
         assert moved.returncode == 0, moved.stdout + moved.stderr
         assert json.loads(trainmover(job, "status", "--json").stdout)["term"] == term
