@@ -46,6 +46,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/collectives_bench.py
 	$(BIN)/python benchmarks/training_bench.py
 	$(BIN)/python benchmarks/switch_scale_bench.py
+	$(BIN)/python benchmarks/switch_bench.py
+	$(BIN)/python benchmarks/resilience_idle_bench.py
 
 clean:
 	rm -rf build trainmover_ext/*.so $(VENV)

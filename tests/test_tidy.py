@@ -73,6 +73,7 @@ TESTED_ELSEWHERE = {
     "megatron/resilience/cli/tls_flags.py": "tests/unit/resilience/cli/test_run.py",
     "megatron/resilience/cli/usage.py": "tests/unit/resilience/cli/test_run.py",
     "megatron/resilience/cli/user.py": "tests/unit/resilience/cli/test_run.py",
+    "megatron/resilience/proof/commands.py": "tests/distributed/test_prove_planned.py",
     "megatron/resilience/proof/planned.py": "tests/distributed/test_prove_planned.py",
     "megatron/resilience/worker/rank_worker.py": "tests/distributed/test_prove_planned.py",
     "megatron/resilience/controller/client.py": "tests/functional/test_control_plane.py",
@@ -87,6 +88,7 @@ TESTED_ELSEWHERE = {
     "trainmover_ext/endpoints.py": "tests/unit/trainmover_ext/test_isolated.py",
     "trainmover_ext/switching.py": "tests/distributed/test_prove_planned.py",
     "trainmover_ext/rendezvous.py": "tests/unit/trainmover_ext/test_backend_operations.py",
+    "benchmarks/resilience_idle_job.py": "tests/unit/benchmarks/test_resilience_idle_bench.py",
     "scripts/demo.py": "tests/functional/test_demo.py",
 }
 

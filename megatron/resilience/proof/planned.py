@@ -6,9 +6,6 @@ The two untouched runs come first: a job that does not repeat itself to the bit 
 from __future__ import annotations
 
 import enum
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.resilience.agent.driven_run import DrivenRun, RunError, driven_run
+from megatron.resilience.agent.driven_run import driven_run
+from megatron.resilience.proof.commands import ask, migrate
 from megatron.resilience.proof.compare import Difference, Record, first_difference, last_iteration, read_records
 from megatron.resilience.proof.saves import saving_to
 from megatron.resilience.proof.schedule import Move, elastic_machines
-
-_COMMAND = (sys.executable, "-m", "megatron.resilience.cli.main")
-_ASK_S = 30.0
 
 
 class Outcome(enum.StrEnum):
@@ -102,41 +97,10 @@ def migrated(spec: ProofSpec, say: Callable[[str], None]) -> tuple[list[Record],
     with driven_run(flags, _script(spec, "migrated"), spec.folder / "migrated.log") as run:
         for move in spec.moves:
             run.wait_for(partial(_reached, metrics, move.iteration), deadline_s, f"iteration {move.iteration}")
-            _migrate(run, resilience, move, deadline_s, say)
-        incidents = _ask(resilience, "incidents")
+            say(migrate(run, resilience, move.slots, deadline_s))
+        incidents = ask(resilience, "incidents")
         run.wait(deadline_s)
     return _records(metrics), tuple(incidents)
-
-
-def _migrate(run: DrivenRun, resilience: Path, move: Move, deadline_s: float, say: Callable[[str], None]) -> None:
-    """Asks for it, and waits until it is over; the output of the job is read meanwhile."""
-    holders = {machine["slot"]: machine["machine_id"] for machine in _ask(resilience, "status")["machines"]}
-    words = [word for slot in move.slots for word in ("--from", holders[slot])]
-    asked = subprocess.Popen(
-        [*_COMMAND, "migrate", *words, "--resilience-dir", str(resilience)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        run.wait_for(lambda: asked.poll() is not None, deadline_s, f"the end of the migration of {words[1::2]}")
-    finally:
-        if asked.poll() is None:
-            asked.terminate()
-        output, _ = asked.communicate()
-    said = output.strip().splitlines()
-    say(said[-1].removeprefix("trainmover: ") if said else "")
-    if asked.returncode:
-        raise RunError(f"the migration of {', '.join(words[1::2])} failed: {said[-1] if said else 'without a word'}")
-
-
-def _ask(resilience: Path, what: str) -> Any:
-    command = [*_COMMAND, what, "--json", "--resilience-dir", str(resilience)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)
-    if done.returncode:
-        raise RunError(f"trainmover {what} failed: {done.stderr.strip()}")
-    return json.loads(done.stdout)
 
 
 def _flags(spec: ProofSpec, name: str) -> list[str]:

@@ -1,0 +1,131 @@
+"""The benchmark of migrations and restarts: its figures, its aims, and a file that follows its schema."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from benchmarks import switch_bench
+from benchmarks.switch_bench import RESTARTED, SETTLE, Taken, aims, arguments, loopback_bytes_per_ms, main
+from benchmarks.training_bench import ROOT
+from megatron.resilience.agent.driven_run import RunError
+from megatron.resilience.baselines.timeline import MEDIAN_OVER
+
+RIGHT = {
+    "median_iteration_ms": 180.0,
+    "downtime_ms": [-3.0, 50.5],
+    "lost_ms": [12.0, 90.0],
+    "restart_downtime_ms": 9000.0,
+    "restart_warm_fork_downtime_ms": 6000.0,
+    "ratio": 379.0,
+}
+
+
+@pytest.fixture(scope="module")
+def schema() -> jsonschema.Draft202012Validator:
+    text = json.loads((ROOT / "docs" / "schemas" / "switch.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(text)
+    return jsonschema.Draft202012Validator(text)
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What was measured, in order; the n-th figure of a kind is n times its first."""
+    done: list[str] = []
+
+    @contextlib.contextmanager
+    def folder() -> Iterator[Path]:
+        yield tmp_path_factory.mktemp("runs")
+
+    def migrations(place: Path, taken: Taken) -> None:
+        done.append("migrations")
+        count = done.count("migrations")
+        taken.iteration_ms.append(100.0 * count)
+        taken.downtime_ms += [10.0 * count, 20.0 * count]
+        taken.lost_ms += [30.0, 40.0]
+        taken.bytes_moved += [1000, 1000]
+
+    def restart(place: Path, start: str, taken: Taken) -> None:
+        done.append(start)
+        taken.restart_ms[start].append({"exec": 9000.0, "fork": 6000.0}[start] * done.count(start))
+
+    monkeypatch.setattr(switch_bench, "nothing_left", folder)
+    monkeypatch.setattr(switch_bench, "migrations", migrations)
+    monkeypatch.setattr(switch_bench, "restart", restart)
+    monkeypatch.setattr(switch_bench, "loopback_bytes_per_ms", lambda: 1000.0)
+    return done
+
+
+def test_migrations_and_restarts_take_turns_and_the_file_follows_the_schema(
+    turns: list[str], tmp_path: Path, schema: jsonschema.Draft202012Validator
+) -> None:
+    assert main(["--output", str(tmp_path / "new" / "switch.json")]) == 0
+    assert turns == ["migrations", "exec", "fork"] * switch_bench.ROUNDS
+    result = json.loads((tmp_path / "new" / "switch.json").read_text(encoding="utf-8"))
+    schema.validate(result)
+    assert result["median_iteration_ms"] == 200.0
+    assert result["downtime_ms"] == [10.0, 20.0, 20.0, 40.0, 30.0, 60.0]
+    assert (result["restart_downtime_ms"], result["restart_warm_fork_downtime_ms"]) == (18000.0, 12000.0)
+    assert result["ratio"] == 720.0, "medians of 18000 and 25"
+
+
+def test_a_run_that_failed_gives_no_file(
+    turns: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def restart(*_: Any) -> None:
+        raise RunError("found exit code 1, expected 0")
+
+    monkeypatch.setattr(switch_bench, "restart", restart)
+    assert main(["--quick", "--output", str(tmp_path / "switch.json")]) == 1
+    assert "switch_bench: found exit code 1" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changed", "marks"),
+    [
+        ({}, ["met   ", "met   "]),
+        ({"ratio": 49.9}, ["MISSED", "met   "]),
+        ({"downtime_ms": [190.0, 191.0, 192.0]}, ["met   ", "MISSED"]),
+        ({"downtime_ms": [189.0, 190.0, 900.0]}, ["met   ", "met   "]),
+    ],
+)
+def test_aims_are_met_or_missed(changed: dict[str, Any], marks: list[str]) -> None:
+    # 180 ms of an iteration, and 10 ms for 5 MB at 0.5 MB/ms.
+    lines = aims({**RIGHT, **changed}, 5e6, 0.5e6)
+    assert [line[:6] for line in lines] == marks
+    assert "aim: at most 190.0" in lines[1]
+
+
+def test_medians_are_of_whole_windows() -> None:
+    assert SETTLE > MEDIAN_OVER
+    assert RESTARTED > SETTLE + 5
+    assert arguments(77)[-2:] == ("--train-iters", "77")
+
+
+def test_the_speed_of_loopback_is_that_of_this_computer() -> None:
+    speed = loopback_bytes_per_ms(16 << 20)
+    assert 10_000 < speed < 1e9, "between 10 MB/s and 1 TB/s"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {**RIGHT, "downtime_ms": []},
+        {**RIGHT, "downtime_ms": 3.0},
+        {**RIGHT, "restart_downtime_ms": 0},
+        {**RIGHT, "more": 1},
+        [RIGHT],
+    ],
+)
+def test_the_schema_refuses_other_results(schema: jsonschema.Draft202012Validator, wrong: Any) -> None:
+    schema.validate(RIGHT)
+    with pytest.raises(jsonschema.ValidationError):
+        schema.validate(wrong)
