@@ -75,6 +75,7 @@ __all__ = [
     "TransportError",
     "abort_collectives",
     "abort_switch",
+    "aborted",
     "add_endpoints",
     "commit_switch",
     "communicator_stats",
@@ -129,6 +130,11 @@ def resume(generation: int, endpoints: Mapping[int, str] | None = None) -> None:
     if endpoints:
         add_endpoints(endpoints, generation)
     rendezvous.current().runtime.resume(generation)
+
+
+def aborted() -> bool:
+    """Whether the present generation was aborted, here or by a peer: operations raise until `resume`."""
+    return rendezvous.current().runtime.aborted()
 
 
 def generation() -> int:

@@ -32,6 +32,11 @@ def check_switchable(plan: Plan) -> None:
             f"found --distributed-backend {plan.backend} under an agent, expected trainmover: links of others can't be "
             "switched; leave the flag out, or --resilience of trainmover run"
         )
+    if plan.settings.checkpoint.ckpt_assume_constant_structure:
+        raise SettingsError(
+            "--ckpt-assume-constant-structure under an agent: ranks keep the plan of their first save, and a rank that "
+            "joins has none; leave it out"
+        )
 
 
 @contextmanager

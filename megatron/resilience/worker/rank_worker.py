@@ -170,6 +170,12 @@ class RankWorker:
         while self._core.is_waiting:
             self._listen()
             self._take_note()
+            if trainmover_ext.aborted():
+                raise SwitchFailedError(
+                    f"CollectiveAborted: a rank was lost while global rank {self._place.global_rank} stood at the "
+                    f"boundary of generation {self._core.switch_generation}; start the job again from its newest "
+                    "checkpoint"
+                )
             if self._deadline is not None and time.monotonic() > self._deadline[1]:
                 generation, self._deadline = self._deadline[0], None
                 self._feed(switch.WaitedTooLong(generation=generation))
@@ -297,7 +303,9 @@ class RankWorker:
 
     def _listen_for_transfer(self, generation: int) -> None:
         self.close()
-        transfer = LeaverTransfer(self._identity(generation), self._inventory, self._events)
+        transfer = LeaverTransfer(
+            self._identity(generation), self._inventory, self._events, transfer_s=self._limits.transfer_s
+        )
         self._transfer = transfer
         try:
             address = transfer.listen(self._place.bind_address)

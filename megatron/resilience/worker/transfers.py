@@ -21,9 +21,11 @@ from megatron.resilience.protocol.switch import (
 from megatron.resilience.state.errors import LeaverStays, StateError
 from megatron.resilience.state.state_client import StateClient
 from megatron.resilience.state.state_server import StateServer
-from megatron.resilience.state.transfer import TransferIdentity, Verdict
+from megatron.resilience.state.transfer import TransferIdentity, TransferLimits, Verdict
 
 _JOIN_S = 10.0
+_STAY_S = 2.0
+_BOUNDARY_S = 24 * 3600.0
 
 Events = queue.SimpleQueue[RankEvent]
 Work = Callable[[Callable[[], bool]], None]
@@ -54,11 +56,11 @@ class _Background:
 class LeaverTransfer:
     """A leaver rank's side."""
 
-    def __init__(self, identity: TransferIdentity, inventory: Any, events: Events) -> None:
+    def __init__(self, identity: TransferIdentity, inventory: Any, events: Events, *, transfer_s: float) -> None:
         self._identity = identity
         self._inventory = inventory
         self._events = events
-        self._server = StateServer(identity)
+        self._server = StateServer(identity, limits=TransferLimits(total_s=transfer_s))
         self._sending: _Background | None = None
         self.bytes_moved = 0
 
@@ -84,7 +86,9 @@ class LeaverTransfer:
         if self._sending is not None and not leave:
             self._sending.stop()
         try:
-            return self._server.send_verdict(Verdict.LEAVE if leave else Verdict.STAY)
+            if leave:
+                return self._server.send_verdict(Verdict.LEAVE)
+            return self._server.send_verdict(Verdict.STAY, within_s=_STAY_S)  # the joiner may be the reason
         except (StateError, OSError):
             return False
 
@@ -100,7 +104,8 @@ class JoinerTransfer:
 
     def __init__(self, identity: TransferIdentity, address: str, inventory: Any, events: Events) -> None:
         self._identity = identity
-        self._client = StateClient(identity, address)
+        # Vetoes may put the boundary off for long; who gives the switch up tells the joiner to stop waiting.
+        self._client = StateClient(identity, address, limits=TransferLimits(total_s=_BOUNDARY_S))
         self._inventory = inventory
         self._events = events
         self.bytes_moved = 0

@@ -31,7 +31,7 @@ class Pair:
         self.given, self.taken = Memory(filled=True), Memory(filled=False)
         self.leaver_events: Events = queue.SimpleQueue()
         self.joiner_events: Events = queue.SimpleQueue()
-        self.leaver = LeaverTransfer(IDENTITY, self.given, self.leaver_events)
+        self.leaver = LeaverTransfer(IDENTITY, self.given, self.leaver_events, transfer_s=60)
         address = self.leaver.listen("127.0.0.1")
         self.joiner = JoinerTransfer(IDENTITY, address, self.taken, self.joiner_events)
 
