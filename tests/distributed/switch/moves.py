@@ -22,6 +22,8 @@ class Committed:
 
     tally: SwitchTally
     took_us: float
+    links_prepared_for: int
+    """Links that stood when the switch was prepared."""
     links_before: int
     links_after: int
     memory_before: dict[str, int]
@@ -44,11 +46,13 @@ def links() -> int:
 
 
 MEMORY_BEFORE: dict[str, int] = {}
+LINKS_THEN: list[int] = []
 
 
 def prepare(generation: int, endpoints: Mapping[int, str]) -> None:
     MEMORY_BEFORE.clear()
     MEMORY_BEFORE.update(trainmover_ext.memory_stats())
+    LINKS_THEN[:] = [links()]
     trainmover_ext.prepare_switch(generation, endpoints)
 
 
@@ -76,6 +80,7 @@ def commit(generation: int) -> Committed:
     return Committed(
         tally=tally,
         took_us=took_us,
+        links_prepared_for=LINKS_THEN[0],
         links_before=links_before,
         links_after=links(),
         memory_before=dict(MEMORY_BEFORE),

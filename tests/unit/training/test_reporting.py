@@ -87,9 +87,10 @@ def test_metrics_read_back_exactly_and_are_appended_to(tmp_path: Path) -> None:
     for _ in range(2):
         report(Reporter(settings, speaks=True), step(loss, grad_norm=1 / 3))
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [record["losses"]["lm loss"] for record in records] == [loss, loss]
+    assert [record["kind"] for record in records] == ["step", "time"] * 2
+    assert [record["losses"]["lm loss"] for record in records[::2]] == [loss, loss]
     assert records[0]["grad_norm"] == 1 / 3
-    assert records[0]["kind"] == "step"
+    assert records[1]["ended_s"] <= records[3]["ended_s"]
 
 
 def test_evaluations_and_digests_are_recorded(tmp_path: Path) -> None:
