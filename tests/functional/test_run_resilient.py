@@ -36,9 +36,14 @@ def hub() -> Iterator[ControlHub]:
     made.close()
 
 
-def start(jobs: Jobs, hub: ControlHub, *flags: str, address: str = "", **environment: str) -> RunningJob:
-    environment = {"CONTROL_HUB": address or hub.address, "PYTHONPATH": str(ROOT), **environment}
-    job = jobs.start(SCRIPT, *shape(2, 2), "--resilience", *flags, arguments=(), **environment)
+def start(jobs: Jobs, hub: ControlHub, *flags: str, address: str = "", leaver_code: str = "0") -> RunningJob:
+    job = jobs.start(
+        SCRIPT,
+        *(*shape(2, 2), "--resilience", *flags),
+        CONTROL_HUB=address or hub.address,
+        CONTROL_LEAVER_CODE=leaver_code,
+        PYTHONPATH=str(ROOT),
+    )
     try:
         hub.wait_for_iterations(3)
     except AssertionError:
@@ -117,7 +122,7 @@ def test_failing_preload_is_told_in_the_last_line(jobs: Jobs) -> None:
 @pytest.mark.parametrize("code", [pytest.param("0", marks=pytest.mark.nightly), "5"])
 def test_machine_is_replaced_by_command_and_the_job_ends_well(jobs: Jobs, hub: ControlHub, code: str) -> None:
     """`code`: with which the leaver's ranks end once they were released; it is no matter of the job's."""
-    job = start(jobs, hub, "--elastic", "1", CONTROL_LEAVER_CODE=code)
+    job = start(jobs, hub, "--elastic", "1", leaver_code=code)
     status = json.loads(trainmover(job, "status", "--json").stdout)
     assert [machine["slot"] for machine in status["machines"]] == [0, 1, None]
     assert "machine-2" in trainmover(job, "status").stdout

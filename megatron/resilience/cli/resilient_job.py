@@ -86,6 +86,7 @@ class ResilientJob(Job):
     def _environment(self, machine_id: str) -> Mapping[str, str]:
         inherited = inherited_environment()
         return {
+            "GRPC_VERBOSITY": "NONE",  # a controller that comes and goes is told in our own words
             **inherited,
             **default_environment(inherited, self._config.shape.master_addr),
             "TRAINMOVER_CONTROLLER": str(self._resilience.directory.path),

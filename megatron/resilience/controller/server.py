@@ -70,6 +70,7 @@ class ControllerServer:
     async def _attach(self, requests: AsyncIterator[bytes], context: Context) -> None:
         await self._check(context)
         connection, outbox = self._controller.agent_came()
+        _LOG.info("agent connection %d from %s", connection, context.peer())
         reader = asyncio.ensure_future(self._read(connection, requests, outbox))
         try:
             while (message := await outbox.get()) is not None:
@@ -82,6 +83,7 @@ class ControllerServer:
                 )
         finally:
             reader.cancel()
+            _LOG.info("agent connection %d is over", connection)
             self._controller.agent_gone(connection)
 
     async def _read(self, connection: int, requests: AsyncIterator[bytes], outbox: Outbox) -> None:

@@ -34,7 +34,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
-    ("grpc.http2.max_ping_strikes", 0),  # on a loaded machine pings bunch up, and are no attack
+    ("grpc.http2.max_ping_strikes", 0),
     ("grpc.enable_retries", 0),
     ("grpc.so_reuseport", 0),
     # Nobody dials the controller through a proxy, whatever the environment says.

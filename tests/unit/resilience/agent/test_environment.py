@@ -11,6 +11,7 @@ from megatron.resilience.agent.environment import (
     joining_environment,
     rank_environment,
 )
+from trainmover_ext.settings import read_settings
 
 SHAPE = JobShape(machines=3, ranks_per_machine=2, master_addr="10.0.0.1", master_port=29500)
 
@@ -46,6 +47,13 @@ def test_control_settings_are_empty_where_nothing_is_said() -> None:
     assert control_settings({}).controller == ""
     told = control_settings({"TRAINMOVER_TOKEN": "a", "TRAINMOVER_MACHINE": "b", "OMP_NUM_THREADS": "1"})
     assert (told.token, told.machine_id, told.threads, told.job) == ("a", "b", "1", "")
+
+
+def test_the_data_plane_takes_no_name_of_the_control_plane_for_one_of_its_own_misspelt() -> None:
+    told = {"TRAINMOVER_CONTROLLER": "a", "TRAINMOVER_RESILIENCE_DIR": "b", "TRAINMOVER_TOKEN": "c"}
+    told |= joining_environment(socket_path="@a", generation=2)
+    settings = read_settings(told | {"TRAINMOVER_MACHINE": "machine-1", "TRAINMOVER_JOB": "d"})
+    assert (settings.machine_id, settings.token, settings.job_id, settings.isolated) == ("machine-1", "c", "d", True)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost", "::1"])
