@@ -58,13 +58,17 @@ class Meter:
 
     def median_ms(self, *, before: int | None = None) -> float:
         """Median of the last iterations, or of those that ended when iteration `before` began; 0 without any."""
-        taken = [ms for iteration, ms in self._durations() if before is None or iteration < before]
+        # The newest alone are looked at where they suffice: ranks ask for this every second.
+        durations = self._durations(None if before is not None else MEDIAN_OVER)
+        taken = [ms for iteration, ms in durations if before is None or iteration < before]
         return statistics.median(taken[-MEDIAN_OVER:]) if taken else 0.0
 
-    def _durations(self) -> list[tuple[int, float]]:
+    def _durations(self, newest: int | None = None) -> list[tuple[int, float]]:
+        first = 0 if newest is None else max(0, len(self._arrivals) - newest - 1)
+        arrivals = [self._arrivals[place] for place in range(first, len(self._arrivals))]
         return [
             (iteration, (later_s - earlier_s) * 1e3)
-            for (iteration, earlier_s), (_, later_s) in itertools.pairwise(self._arrivals)
+            for (iteration, earlier_s), (_, later_s) in itertools.pairwise(arrivals)
         ]
 
     def _cost(self, generation: int, boundary: int) -> SwitchCost:

@@ -132,7 +132,7 @@ class RankWorker:
             self._agent.send(measured)
             self.close()
         self._report_progress(iteration)
-        self._listen()
+        self._listen(at_links=False)  # they are looked at in each vote, and while it waits
         self._carry_out(self._core.step(switch.BoundaryReached(iteration=iteration)))
         self._wait()
 
@@ -181,14 +181,14 @@ class RankWorker:
                 self._feed(switch.WaitedTooLong(generation=generation))
         self._deadline = None
 
-    def _listen(self) -> None:
+    def _listen(self, *, at_links: bool = True) -> None:
         """Commands, links that came up, links prepared, and what the transfer says."""
         for command in self._agent.take():
             self._feed(switch.CommandCame(command=command))
-        isolated = self._place.generation is not None and not self._core.is_member
-        for peer in () if isolated else trainmover_ext.linked_ranks():
-            if peer not in self._core.links:
-                self._feed(switch.LinkAppeared(peer=peer))
+        if at_links and (self._place.generation is None or self._core.is_member):  # none while it is isolated
+            for peer in trainmover_ext.linked_ranks():
+                if peer not in self._core.links:
+                    self._feed(switch.LinkAppeared(peer=peer))
         self._look_at_prepared()
         while not self._events.empty():
             self._feed(self._events.get_nowait())
