@@ -174,18 +174,11 @@ MIGRATION_ENTRIES = range(3, 12)
 
 # One of each kind in every run: nothing begun, prepared, given to the lead, past the point of no return.
 EACH_RUN = ((4, False), (7, True), (7, False), (8, False))
-# The core forgets a command whose switch was measured, and refuses one before agents are back.
-ANSWER_IS_WRONG = ((3, True), (10, False), (11, True))
-
-
-def marks_of(step: int, half: bool) -> list[pytest.MarkDecorator]:
-    marks = [] if (step, half) in EACH_RUN else [pytest.mark.nightly]
-    if (step, half) in ANSWER_IS_WRONG:
-        marks.append(pytest.mark.xfail(strict=True, reason="the switch is right, what the user is told is not"))
-    return marks
-
-
-STEPS = [pytest.param(step, half, marks=marks_of(step, half)) for step in MIGRATION_ENTRIES for half in (True, False)]
+STEPS = [
+    pytest.param(step, half, marks=() if (step, half) in EACH_RUN else pytest.mark.nightly)
+    for step in MIGRATION_ENTRIES
+    for half in (True, False)
+]
 
 
 @pytest.mark.parametrize(("step", "half"), STEPS)

@@ -60,6 +60,8 @@ class HeldProcess:
     built: Built | None = None
     last: RankReport | None = None
     """Its newest report about a switch."""
+    measured: Measured | None = None
+    """What its newest switch cost it: the controller may be away when it is told."""
 
 
 # ------------------------------------------------------------------ events
@@ -207,7 +209,7 @@ class AgentCore:
     def _missed(self, held: HeldProcess) -> list[AgentAction]:
         return [
             SayToController(message=FromRank(global_rank=held.global_rank, generation=held.generation, report=report))
-            for report in (held.hello, held.built, held.last)
+            for report in (held.hello, held.built, held.last, held.measured)
             if report is not None
         ]
 
@@ -288,7 +290,9 @@ class AgentCore:
                 held.hello = event.report
             case Built():
                 held.built = event.report
-            case Progress() | Measured():
+            case Measured():
+                held.measured = event.report
+            case Progress():
                 pass
             case _:
                 held.last = event.report

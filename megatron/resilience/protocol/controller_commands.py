@@ -30,7 +30,7 @@ from megatron.resilience.protocol.messages import (
     UserCommand,
 )
 from megatron.resilience.protocol.placement import natural
-from megatron.resilience.protocol.refusals import choose, need, why_not
+from megatron.resilience.protocol.refusals import choose, may_become_free, need, why_not
 from megatron.resilience.protocol.switch_drive import UNDECIDED, SwitchDrive
 from megatron.resilience.protocol.switch_sends import Phase
 
@@ -51,6 +51,8 @@ class Commands:
         self._wakes_ms: float | None = None
         """After a restart: until when agents are waited for."""
         self._restarted = False
+        self._waiting_ms: dict[str, float] = {}
+        """Command -> since when it waits for released ranks to end."""
 
     def take_up(self) -> None:
         """After a replay: the switch in flight is driven on from what is written down."""
@@ -82,7 +84,8 @@ class Commands:
             desk.actions.append(Answer(client=client, message=self._finished(ended)))
             return
         if ledger.command(migrate.command_id) is None:
-            why = why_not(migrate, ledger, desk.members, need(ledger, desk.spec.ranks_per_machine))
+            slot_need = need(ledger, desk.spec.ranks_per_machine)
+            why = why_not(migrate, ledger, desk.members, slot_need, settled=self._is_awake())
             if why:
                 desk.actions.append(Answer(client=client, message=Refused(command_id=migrate.command_id, why=why)))
                 return
@@ -119,6 +122,10 @@ class Commands:
 
     def _begin(self, command: Command) -> None:
         desk, ledger = self.desk, self.desk.ledger
+        fulfilled = ledger.fulfilled.get(command.command_id)
+        if fulfilled is not None:  # it died before it could say so
+            self._end(command.command_id, ok=True, text=_told(ledger.incidents[fulfilled]))
+            return
         last = ledger.incidents.get(ledger.generation)
         before = f"; the last try: {last.why}" if command.attempts and last is not None else ""
         if command.attempts >= desk.limits.attempts_max:
@@ -126,6 +133,10 @@ class Commands:
             return
         choice = choose(command, ledger, desk.members, need(ledger, desk.spec.ranks_per_machine))
         if choice.why:
+            since_ms = self._waiting_ms.setdefault(command.command_id, desk.now_ms)
+            may_wait = not choice.is_final and may_become_free(ledger, desk.members, command.refused)
+            if may_wait and desk.now_ms - since_ms < desk.limits.release_ms:
+                return
             self._end(command.command_id, ok=False, text=choice.why + before)
             return
         entry = SwitchBegun(
@@ -164,15 +175,14 @@ class Commands:
         desk.record("END", f"g{drive.generation}", "done", f"downtime {incident.downtime_ms:.1f} ms")
         self.drive = None
         if desk.ledger.command(drive.command_id) is not None:
-            moved = ", ".join(f"slot {m.slot} from {m.leaver} to {m.joiner}" for m in drive.moves)
-            text = f"{moved} at iteration {boundary}, downtime {incident.downtime_ms:.1f} ms"
-            self._end(drive.command_id, ok=True, text=text)
+            self._end(drive.command_id, ok=True, text=_told(incident))
 
     def _end(self, command_id: str, *, ok: bool, text: str) -> None:
         desk = self.desk
         desk.journal(CommandEnded(time_ms=desk.now_ms, command_id=command_id, ok=ok, text=text))
         desk.tell(command_id, self._finished(desk.ledger.answers[command_id]))
         desk.clients.pop(command_id, None)
+        self._waiting_ms.pop(command_id, None)
 
     def _finished(self, ended: CommandEnded) -> Finished:
         mine = [one for one in self.desk.ledger.incidents.values() if one.outcome == "done" and ended.ok]
@@ -239,3 +249,10 @@ class Commands:
                 )
             )
         return tuple(views)
+
+
+def _told(incident: Incident) -> str:
+    """The line that ends a migration."""
+    moves = zip(incident.slots, incident.leavers, incident.joiners, strict=True)
+    moved = ", ".join(f"slot {slot} from {leaver} to {joiner}" for slot, leaver, joiner in moves)
+    return f"{moved} at iteration {incident.boundary}, downtime {incident.downtime_ms:.1f} ms"

@@ -224,6 +224,8 @@ class Ledger:
     boundaries: dict[int, int] = field(default_factory=dict)
     incidents: dict[int, Incident] = field(default_factory=dict)
     """By generation, once over."""
+    fulfilled: dict[str, int] = field(default_factory=dict)
+    """Command -> generation of the switch that was done for it."""
 
     def command(self, command_id: str) -> Command | None:
         """The command of that id, if it is not over."""
@@ -307,6 +309,7 @@ class Ledger:
             case SwitchMeasured(incident=incident):
                 self.expect(switch.done, entry)
                 self.incidents[switch.generation], self.switch = incident, None
+                self.fulfilled[switch.command_id] = switch.generation
 
     def _abort(self, entry: SwitchAborted, switch: LedgerSwitch) -> None:
         for machine_id in switch.blamed | set(entry.blamed) | set(entry.refused):

@@ -22,10 +22,12 @@ class Choice:
 
     moves: tuple[Move, ...] = ()
     why: str = ""
+    is_final: bool = False
+    """No machine that becomes free changes that."""
 
 
-def why_not(migrate: Migrate, ledger: Ledger, members: Membership, slot_need: Need) -> str:
-    """Why a migration is refused at once; empty if it may begin or wait."""
+def why_not(migrate: Migrate, ledger: Ledger, members: Membership, slot_need: Need, *, settled: bool = True) -> str:
+    """Why a migration is refused at once; empty if it may begin or wait. `settled`: agents had time to attach."""
     if ledger.ended:
         return f"the job is over: {ledger.ended_why}"
     if not ledger.running:
@@ -38,6 +40,10 @@ def why_not(migrate: Migrate, ledger: Ledger, members: Membership, slot_need: Ne
             return f"machine {twice[0]} is named twice"
     if migrate.to and len(migrate.to) != len(migrate.leavers):
         return f"found {len(migrate.to)} --to for {len(migrate.leavers)} --from, expected one for each or none"
+    if len(ledger.queue) >= QUEUE_MAX:
+        return f"{len(ledger.queue)} migrations wait already, expected at most {QUEUE_MAX}; try again later"
+    if not settled:  # who is there is looked at when its turn has come
+        return ""
     coming = {move.joiner for move in ledger.switch.moves} if ledger.switch else set()
     for machine_id in (*migrate.leavers, *migrate.to):
         if members.get(machine_id) is None:
@@ -46,11 +52,18 @@ def why_not(migrate: Migrate, ledger: Ledger, members: Membership, slot_need: Ne
     for machine_id in migrate.leavers:
         if ledger.slot_of(machine_id) is None and machine_id not in coming:
             return f"machine {machine_id} holds no slot; slots are held by {', '.join(ledger.table)}"
-    if len(ledger.queue) >= QUEUE_MAX:
-        return f"{len(ledger.queue)} migrations wait already, expected at most {QUEUE_MAX}; try again later"
-    if ledger.queue:  # free machines are looked at when its turn has come
+    if ledger.queue or may_become_free(ledger, members):  # free machines are looked at when its turn has come
         return ""
     return choose(Command(command_id="", leavers=migrate.leavers, to=migrate.to), ledger, members, slot_need).why
+
+
+def may_become_free(ledger: Ledger, members: Membership, refused: frozenset[str] = frozenset()) -> bool:
+    """Whether released ranks are still on their way out of a machine, which may then take a slot."""
+    return any(
+        machine.attached and machine.ranks and ledger.slot_of(machine.machine_id) is None
+        for machine in members.machines.values()
+        if machine.machine_id not in refused
+    )
 
 
 def need(ledger: Ledger, ranks_per_machine: int) -> Need:
@@ -66,7 +79,7 @@ def choose(command: Command, ledger: Ledger, members: Membership, slot_need: Nee
     for machine_id in command.leavers:
         slot = ledger.slot_of(machine_id)
         if slot is None:
-            return Choice(why=f"machine {machine_id} holds no slot any more")
+            return Choice(why=f"machine {machine_id} holds no slot any more", is_final=True)
         slots.append((slot, machine_id))
     for slot, leaver in sorted(slots):
         machine = members.get(leaver)
