@@ -22,6 +22,7 @@ from megatron.resilience.worker.costs import Costs
 from megatron.resilience.worker.handover import Handover
 from megatron.resilience.worker.limits import SwitchLimits
 from megatron.resilience.worker.transfers import Events, JoinerTransfer, LeaverTransfer
+from trainmover_ext.switching import SwitchPhase
 
 _IDLE_WAIT_S = 0.02
 _BUSY_WAIT_S = 0.001
@@ -81,8 +82,7 @@ class RankWorker:
         self._joined_now = False
         self._events: Events = queue.SimpleQueue()
         self._deadline: tuple[int, float] | None = None
-        self._preparing = 0
-        self._prepared: dict[int, str] = {}
+        self._watched: tuple[int, SwitchPhase] | None = None
         self._transfer: LeaverTransfer | JoinerTransfer | None = None
         self._unplanned = ""
         self._directory: messages.Directory | None = None
@@ -194,15 +194,17 @@ class RankWorker:
             self._feed(self._events.get_nowait())
 
     def _look_at_prepared(self) -> None:
-        if not self._preparing:
+        """Prepared links, until they are committed or dropped: one that breaks withdraws READY (rule P2)."""
+        if self._watched is None:
             return
-        state = trainmover_ext.switch_state(self._preparing)
-        if state.phase == "pending":
+        generation, known = self._watched
+        state = trainmover_ext.switch_state(generation)
+        if state.phase is known:
             return
-        generation, self._preparing = self._preparing, 0
-        if state.phase == "ready":
+        self._watched = (generation, state.phase)
+        if state.phase is SwitchPhase.READY:
             self._feed(switch.LinksPrepared(generation=generation))
-        else:
+        elif state.phase is SwitchPhase.BROKEN:
             self._feed(switch.LinkBroke(generation=generation, why=state.reason))
 
     def _take_note(self) -> None:
@@ -250,15 +252,15 @@ class RankWorker:
                 self._costs.begin()
                 trainmover_ext.abort_switch(generation)  # what an earlier, smaller request has built
                 trainmover_ext.prepare_switch(generation, dict(joiners))
-                self._preparing = generation
+                self._watched = (generation, SwitchPhase.PENDING)
             case switch.CommitLinks():
                 with self._costs.phase("commit"):
                     tally = trainmover_ext.commit_switch(generation)
-                self._preparing = 0
+                self._watched = None
                 self._costs.links = (tally.links.kept, tally.links.replaced)
             case switch.AbortLinks():
                 trainmover_ext.abort_switch(generation)
-                self._preparing = 0
+                self._watched = None
                 self._drop()
             case switch.HoldNewLinks(hold=True):
                 with self._costs.phase("hold"):
