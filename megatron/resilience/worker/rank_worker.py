@@ -83,6 +83,7 @@ class RankWorker:
         self._events: Events = queue.SimpleQueue()
         self._deadline: tuple[int, float] | None = None
         self._watched: tuple[int, SwitchPhase] | None = None
+        self._prepared: tuple[int, dict[int, str]] | None = None
         self._transfer: LeaverTransfer | JoinerTransfer | None = None
         self._unplanned = ""
         self._directory: messages.Directory | None = None
@@ -249,10 +250,7 @@ class RankWorker:
         generation = action.generation
         match action:
             case switch.PrepareLinks(joiners=joiners):
-                self._costs.begin()
-                trainmover_ext.abort_switch(generation)  # what an earlier, smaller request has built
-                trainmover_ext.prepare_switch(generation, dict(joiners))
-                self._watched = (generation, SwitchPhase.PENDING)
+                self._prepare_links(generation, dict(joiners))
             case switch.CommitLinks():
                 with self._costs.phase("commit"):
                     tally = trainmover_ext.commit_switch(generation)
@@ -269,8 +267,28 @@ class RankWorker:
                 trainmover_ext.abort_switch(generation)
                 self._drop()
 
+    def _prepare_links(self, generation: int, joiners: dict[int, str]) -> None:
+        """Once a generation: a link that comes up later is dropped at the commit, and connects when it is used next."""
+        if self._prepared == (generation, joiners):
+            if self._watched is not None and self._watched[1] is SwitchPhase.READY:
+                self._events.put(switch.LinksPrepared(generation=generation))
+            return
+        try:
+            trainmover_ext.prepare_switch(generation, joiners)
+        except (trainmover_ext.SwitchError, ValueError) as error:
+            self._events.put(switch.LinkBroke(generation=generation, why=str(error)))
+            return
+        self._costs.begin()
+        self._prepared = (generation, joiners)
+        self._watched = (generation, SwitchPhase.PENDING)
+
     def _hold(self, generation: int) -> None:
-        held = trainmover_ext.hold_links(generation)
+        """Raises nothing: what does not hold makes the verdict STAY."""
+        try:
+            held = trainmover_ext.hold_links(generation)
+        except trainmover_ext.SwitchError as error:
+            self._unplanned = str(error)
+            return
         half = self._core.half
         unplanned = sorted(set(held) - getattr(half, "planned", set()) - getattr(half, "leavers", set()))
         self._unplanned = f"links to global ranks {unplanned} came up after the vote" if unplanned else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +11,6 @@ import pytest
 
 import trainmover_ext
 from megatron.resilience.protocol.messages import PrepareStayer, RankCommand, RankReport, Ready, Unready
-from megatron.resilience.protocol.vote import Contribution
 from megatron.resilience.worker.handover import Handover
 from megatron.resilience.worker.rank_worker import Place, RankWorker
 from trainmover_ext.switching import SwitchPhase, SwitchState
@@ -36,6 +37,14 @@ class Links:
 
     state: SwitchState = field(default_factory=lambda: SwitchState(phase=SwitchPhase.PENDING, reason=""))
     prepared: list[tuple[int, dict[int, str]]] = field(default_factory=list)
+    refuses: str = ""
+    peers: tuple[int, ...] = (3,)
+
+    def prepare(self, generation: int, joiners: dict[int, str]) -> None:
+        if self.refuses:
+            raise trainmover_ext.SwitchError(self.refuses)
+        assert generation not in [known for known, _ in self.prepared], "the data plane refuses a generation twice"
+        self.prepared.append((generation, joiners))
 
 
 @pytest.fixture
@@ -43,9 +52,9 @@ def links(monkeypatch: pytest.MonkeyPatch) -> Links:
     made = Links()
     plane: dict[str, Any] = {
         "memory_stats": lambda: {"link_buffers": 1},
-        "linked_ranks": lambda: (3,),
+        "linked_ranks": lambda: made.peers,
         "abort_switch": lambda generation: None,
-        "prepare_switch": lambda generation, endpoints: made.prepared.append((generation, dict(endpoints))),
+        "prepare_switch": made.prepare,
         "switch_state": lambda generation: made.state,
     }
     for name, function in plane.items():
@@ -57,23 +66,58 @@ class Arenas:
     total_bytes = 10
 
 
-def test_a_prepared_link_that_breaks_withdraws_readiness(links: Links) -> None:
-    line = Line()
+@pytest.fixture
+def line() -> Line:
+    return Line()
+
+
+@pytest.fixture
+def vote(links: Links, line: Line) -> Iterator[Callable[[], int]]:
+    """One vote after the other; gives the rank's veto."""
     place = Place(global_rank=1, job="job", token="token", bind_address="127.0.0.1")
     worker = RankWorker(place, line, inventory=Arenas(), handover=Handover(), all_reduce=lambda own: own)
+    iterations = itertools.count(1)
 
-    def vote(iteration: int) -> Contribution:
-        return worker.vote(iteration, obstacles=(), exits=0)
+    def one() -> int:
+        return worker.vote(next(iterations), obstacles=(), exits=0).veto
 
-    assert vote(1).veto == 0
-    line.commands = [PrepareStayer(generation=2, joiners={3: "joiner of 3"})]
-    assert vote(2).veto == 1
+    assert one() == 0
+    yield one
+    worker.close()
+
+
+PREPARE = PrepareStayer(generation=2, joiners={3: "joiner of 3"})
+READY = SwitchState(phase=SwitchPhase.READY, reason="")
+
+
+def test_a_prepared_link_that_breaks_withdraws_readiness(links: Links, line: Line, vote: Callable[[], int]) -> None:
+    line.commands = [PREPARE]
+    assert vote() == 1
     assert links.prepared == [(2, {3: "joiner of 3"})]
     assert line.reports == []
-    links.state = SwitchState(phase=SwitchPhase.READY, reason="")
-    assert vote(3).veto == 0
+    links.state = READY
+    assert vote() == 0
     assert line.reports == [Ready(generation=2, linked=(3,))]
-    assert vote(4).veto == 0
+    assert vote() == 0
     links.state = SwitchState(phase=SwitchPhase.BROKEN, reason="the joiner is gone")
-    assert vote(5).veto == 1
+    assert vote() == 1
     assert line.reports[1:] == [Unready(generation=2, why="the joiner is gone")]
+
+
+def test_asked_again_it_answers_again_and_prepares_once(links: Links, line: Line, vote: Callable[[], int]) -> None:
+    line.commands = [PREPARE]
+    links.state = READY
+    assert vote() == 0
+    links.peers = (3, 4)
+    line.commands = [PREPARE]
+    assert vote() == 0
+    assert line.reports == [Ready(generation=2, linked=(3,))] * 2
+    assert links.prepared == [(2, {3: "joiner of 3"})]
+
+
+def test_what_cannot_be_prepared_is_told_and_vetoes(links: Links, line: Line, vote: Callable[[], int]) -> None:
+    links.refuses = "a group would not span machines any more; choose another machine"
+    line.commands = [PREPARE]
+    assert vote() == 1
+    assert vote() == 1
+    assert line.reports == [Unready(generation=2, why=links.refuses)]
