@@ -29,15 +29,17 @@ from megatron.resilience.proof.commands import ask, migrate
 
 RESULT = ROOT / "build" / "bench" / "switch.json"
 MACHINES, RANKS = 4, 2
-SLOTS = (3, 0, 3, 0)
-"""That move one after the other; each machine that left is the one that joins next."""
-ROUNDS = 3
+SLOTS = (3, 3, 0, 0)
+"""That move one after the other, there and back: each machine that left is the one that joins next."""
+ROUNDS = 2
 SETTLE = 25
 """Iterations before a migration, and before a restart: a median is taken of twenty."""
 RESTARTED = 40
 """Iterations of a job that is restarted on its way."""
 LIMIT_S = 900.0
 RATIO_MIN = 50.0
+DOWNTIME_MS_MIN = 1.0
+"""Less cannot be told from nothing, and is not divided by."""
 LOOPBACK_BYTES = 256 << 20
 
 
@@ -60,7 +62,7 @@ class Taken:
             "lost_ms": [round(value, 1) for value in self.lost_ms],
             "restart_downtime_ms": round(restart, 1),
             "restart_warm_fork_downtime_ms": round(statistics.median(self.restart_ms["fork"]), 1),
-            "ratio": round(restart / statistics.median(self.downtime_ms), 1),
+            "ratio": round(restart / max(DOWNTIME_MS_MIN, statistics.median(self.downtime_ms)), 1),
         }
 
 
