@@ -26,6 +26,7 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 
+from megatron.resilience.state.errors import StateError
 from megatron.training import checkpoint_files
 from megatron.training.checkpoint_facts import check_resume, facts_of, same_layout
 from megatron.training.checkpoint_files import Checkpoint
@@ -116,7 +117,12 @@ class Checkpointer:
         self._background.maybe_finalize_async_calls(blocking=blocking)
 
     def capture(self) -> dict[str, Any]:
-        """What the next saves depend on, for the rank that takes this one's place."""
+        """What the next saves depend on, for the rank that takes this one's place.
+
+        Raises StateError while a background save is not finished: it can't go on elsewhere.
+        """
+        if self.is_saving:
+            raise StateError("a background save is not finished, expected none at a boundary where a machine moves")
         return {
             "went_on_from": self._went_on_from,
             "has_saved": self._has_saved,

@@ -117,13 +117,23 @@ class TrainingLoop:
 
     def _obstacles(self, progress: Progress) -> tuple[str, ...]:
         """Why machines must not be switched at the next boundary."""
-        is_last = self._is_over(progress, iterations_more=1)
-        reasons = {"the last iteration": is_last, "a save is not finalised": self._checkpointer.is_saving}
+        settings = self._plan.settings.checkpoint
+        reasons = {
+            "the last iteration": self._is_over(progress, iterations_more=1),
+            "a save is not finalised": self._checkpointer.is_saving,
+            # It would run on beyond the boundary, where a rank that joined knows nothing of it.
+            "a background save begins": settings.async_save
+            and settings.save is not None
+            and self._is_save_due(progress.iteration + 1),
+        }
         return tuple(reason for reason, holds in reasons.items() if holds)
 
-    def _save_if_due(self, progress: Progress) -> bool:
+    def _is_save_due(self, iteration: int) -> bool:
         interval = self._plan.settings.checkpoint.save_interval
-        due = bool(interval and progress.iteration % interval == 0)
+        return bool(interval and iteration % interval == 0)
+
+    def _save_if_due(self, progress: Progress) -> bool:
+        due = self._is_save_due(progress.iteration)
         if due:
             self.save(progress)
         return due

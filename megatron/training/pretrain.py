@@ -127,14 +127,16 @@ def _run(
     trainee: Trainee,
     reporter: Reporter,
 ) -> None:
-    ending = loop.run(progress, membership)
-    loop.finish(progress, ending)
-    if plan.settings.logging.log_state_digest:
-        gather_parameters(plan, trainee)
-        _report_digests(trainee, progress, reporter)
-    words = "nothing was trained (--skip-train)" if plan.settings.run.skip_train else ending.words
-    reporter.say(f"finished at iteration {progress.iteration}: {words}")
-    reporter.stop()
+    try:
+        ending = loop.run(progress, membership)
+        loop.finish(progress, ending)
+        if plan.settings.logging.log_state_digest:
+            gather_parameters(plan, trainee)
+            _report_digests(trainee, progress, reporter)
+        words = "nothing was trained (--skip-train)" if plan.settings.run.skip_train else ending.words
+        reporter.say(f"finished at iteration {progress.iteration}: {words}")
+    finally:
+        reporter.stop()  # also when another machine goes on: what was not written yet is
 
 
 @contextmanager

@@ -194,6 +194,8 @@ class Commands:
         if drive is not None and drive.phase in UNDECIDED:
             drive.conclude("ended", why)
             self.drive = None
+        elif drive is not None and drive.phase is Phase.MEASURING:
+            self._measured(drive)  # the last iteration began with it: nobody comes to measure more
         for command in list(self.desk.ledger.queue):
             self._end(command.command_id, ok=False, text=why)
 

@@ -22,6 +22,7 @@ UNREADY    ABORT     FAR
 GRANTED    LINKED    GRANTED
 GRANTED    BROKE     GRANTED    connects when first used
 GRANTED    BOUNDARY  AWAITING   wait for the verdicts of the leaver ranks, driving progress
+AWAITING   LINKED    AWAITING
 AWAITING   BROKE     AWAITING
 AWAITING   VERDICT   AWAITING   not all have spoken
 AWAITING   LEAVE     FAR        commit
@@ -99,6 +100,7 @@ TRANSITIONS: dict[tuple[StayerState, Trigger], StayerState] = {
     (_S.GRANTED, _T.LINKED): _S.GRANTED,
     (_S.GRANTED, _T.BROKE): _S.GRANTED,
     (_S.GRANTED, _T.BOUNDARY): _S.AWAITING,
+    (_S.AWAITING, _T.LINKED): _S.AWAITING,
     (_S.AWAITING, _T.BROKE): _S.AWAITING,
     (_S.AWAITING, _T.VERDICT): _S.AWAITING,
     (_S.AWAITING, _T.LEAVE): _S.FAR,

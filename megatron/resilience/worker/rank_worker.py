@@ -131,7 +131,8 @@ class RankWorker:
         measured = self._costs.arrive(iteration, 0 if self._transfer is None else self._transfer.bytes_moved)
         if measured is not None:
             self._agent.send(measured)
-            self.close()
+            if self._transfer is not None and self._transfer.generation == measured.generation:
+                self.close()
         self._report_progress(iteration)
         self._listen(at_links=False)  # they are looked at in each vote, and while it waits
         self._carry_out(self._core.step(switch.BoundaryReached(iteration=iteration)))
@@ -275,7 +276,7 @@ class RankWorker:
             return
         try:
             trainmover_ext.prepare_switch(generation, joiners)
-        except (trainmover_ext.SwitchError, ValueError) as error:
+        except (trainmover_ext.CollectiveError, ValueError) as error:
             self._events.put(switch.LinkBroke(generation=generation, why=str(error)))
             return
         self._costs.begin()
@@ -286,7 +287,7 @@ class RankWorker:
         """Raises nothing: what does not hold makes the verdict STAY."""
         try:
             held = trainmover_ext.hold_links(generation)
-        except trainmover_ext.SwitchError as error:
+        except trainmover_ext.CollectiveError as error:
             self._unplanned = str(error)
             return
         half = self._core.half

@@ -42,9 +42,9 @@ class _Background:
     def _run(self, events: Events, work: Work, failed: Callable[[str], RankEvent]) -> None:
         try:
             work(self._stop.is_set)
-        except (StateError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - the edge of the thread: whoever waits for it is told
             if not self._stop.is_set():
-                events.put(failed(str(error)))
+                events.put(failed(f"{type(error).__name__}: {error}"))
 
     def stop(self) -> None:
         """Ends it. Returns when it has ended, or after a bounded time."""
@@ -62,6 +62,7 @@ class LeaverTransfer:
         self._events = events
         self._server = StateServer(identity, limits=TransferLimits(total_s=transfer_s))
         self._sending: _Background | None = None
+        self.generation = identity.generation
         self.bytes_moved = 0
 
     def listen(self, bind_address: str) -> str:
@@ -108,6 +109,7 @@ class JoinerTransfer:
         self._client = StateClient(identity, address, limits=TransferLimits(total_s=_BOUNDARY_S))
         self._inventory = inventory
         self._events = events
+        self.generation = identity.generation
         self.bytes_moved = 0
         self._receiving = _Background(events, self._receive, self._broke)
 
