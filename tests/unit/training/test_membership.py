@@ -4,14 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from megatron.resilience.protocol.vote import Contribution
+from megatron.resilience.state.errors import StateError
+from megatron.training import preload  # noqa: F401  (device and patches first)
+from megatron.training.checkpointing import Checkpointer, Progress
 from megatron.training.config import RunSettings
 from megatron.training.ending import Ending, EndingWatch
+from megatron.training.layout import Plan
+from megatron.training.loop import TrainingLoop
 from megatron.training.membership import FixedMembership, SwitchedMembership
+from megatron.training.preflight import plan_run
+
+TINY = (
+    "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 8 --seq-length 8 "
+    "--micro-batch-size 1 --global-batch-size 1 --train-iters 10 --lr 1e-3 --mock-data --vocab-size 63 "
+    "--tokenizer-type NullTokenizer"
+)
+
+
+def plan(flags: str) -> Plan:
+    return plan_run([*TINY.split(), *flags.split()], world_size=1, on_cuda=False)[0]
 
 
 class Worker:
@@ -76,3 +93,35 @@ def test_a_vote_of_one_rank_is_its_own(
     own = Contribution(cast=cast_, veto=veto, exit=exits)
     with lone_rank(""):
         assert all_reduce_vote(own) == own
+
+
+def vetoes(flags: str, *, iteration: int) -> tuple[str, ...]:
+    """Of the loop in the iteration after `iteration`."""
+    settings = plan(flags)
+    unused = cast("Any", None)
+    loop = TrainingLoop(settings, unused, unused, unused, Checkpointer(settings), unused)
+    return loop._obstacles(Progress(iteration=iteration))
+
+
+@pytest.mark.parametrize(
+    ("flags", "iteration", "expected"),
+    [
+        ("", 3, ()),
+        ("--save {save} --save-interval 4", 3, ()),
+        ("--save {save} --save-interval 4 --async-save", 2, ()),
+        ("--save {save} --save-interval 4 --async-save", 3, ("a background save begins",)),
+        ("", 9, ("the last iteration",)),
+    ],
+)
+def test_no_machine_moves_at_a_boundary_that_a_save_would_cross(
+    flags: str, iteration: int, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert vetoes(flags.format(save=tmp_path), iteration=iteration) == expected
+
+
+def test_a_rank_is_not_given_away_while_a_background_save_runs(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(plan(f"--save {tmp_path} --save-interval 4 --async-save"))
+    assert checkpointer.capture()["background_saves"] == -1
+    checkpointer._background.async_calls.append(cast("Any", None))
+    with pytest.raises(StateError, match="a background save is not finished"):
+        checkpointer.capture()
