@@ -124,12 +124,12 @@ def abort_collectives(*, reason: str, culprit: int | None = None) -> None:
 def resume(generation: int, endpoints: Mapping[int, str] | None = None) -> None:
     """Enters `generation` after an abort: the same groups work again once all their members have called this.
 
-    `endpoints`: those that changed, by global rank, from the other processes' `endpoint()`. A switch under way is
-    forgotten. Raises SwitchError unless `generation` is newer than any known here, those of switches included.
+    `endpoints`: those that change in it, by global rank, from the other processes' `endpoint()`. A switch under way is
+    forgotten. Raises SwitchError unless `generation` is newer than any known here, those of switches and of
+    `add_endpoints` included; ValueError for endpoints of another kind.
     """
-    if endpoints:
-        add_endpoints(endpoints, generation)
-    rendezvous.current().runtime.resume(generation)
+    decoded = {rank: decode_endpoint(text) for rank, text in (endpoints or {}).items()}
+    rendezvous.current().runtime.resume(generation, decoded)
 
 
 def aborted() -> bool:

@@ -108,8 +108,9 @@ class Runtime {
   /// that can be told. Returns at once; from any thread. `culprit`: a global rank, or -1.
   virtual void abortCollectives(int culprit, const std::string& why) = 0;
   /// Enters `generation`: old links are dropped, new ones are made at first use; a switch under way is forgotten.
+  /// `endpoints`: of the slots that change hands in it; with the entry in one step, as who holds them may call at once.
   /// Throws SwitchError unless it is newer than any generation known here.
-  virtual void resume(Generation generation) = 0;
+  virtual void resume(Generation generation, const std::map<int, Endpoint>& endpoints = {}) = 0;
   virtual bool aborted() const = 0;
 
   // The switch (docs/decisions/0009). Throw SwitchError, with nothing changed, when it is not their turn.

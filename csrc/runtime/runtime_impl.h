@@ -43,7 +43,7 @@ class RuntimeImpl final : public Runtime, private CommunicatorHost, private Cont
   void abortCollectives(int culprit, const std::string& why) override {
     abortWith({generation(), culprit, why, false, false});
   }
-  void resume(Generation generation) override;
+  void resume(Generation generation, const std::map<int, Endpoint>& endpoints) override;
   bool aborted() const override { return engine_.isAborted(); }
 
   void prepareSwitch(Generation generation, const std::map<int, Endpoint>& moved) override;

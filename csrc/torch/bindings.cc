@@ -266,8 +266,11 @@ void bindRuntime(py::module_& module) {
           },
           py::arg("culprit"), py::arg("reason"), without_gil)
       .def(
-          "resume", [](DataPlane& self, Generation generation) { self.runtime().resume(generation); },
-          py::arg("generation"), without_gil)
+          "resume",
+          [](DataPlane& self, Generation generation, const std::map<int, Endpoint>& endpoints) {
+            self.runtime().resume(generation, endpoints);
+          },
+          py::arg("generation"), py::arg("endpoints"), without_gil)
       .def("memory_stats", &memoryStats, without_gil)
       .def("communicator_stats", &communicatorStats)
       .def("flight_records", &flightRecords)

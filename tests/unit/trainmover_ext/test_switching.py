@@ -146,6 +146,19 @@ def test_a_move_of_nobody_or_of_oneself_is_refused(start_single: Callable[[], No
     trainmover_ext.resume(3)
 
 
+def test_endpoints_of_a_generation_to_be_resumed_come_with_it_and_not_before(start_single: Callable[[], None]) -> None:
+    """A link that is made between the two would be dropped by the second, and its other end think this rank dead."""
+    start_single()
+    trainmover_ext.add_endpoints({1: endpoint_of_another()})
+    trainmover_ext.add_endpoints({1: endpoint_of_another(incarnation=5)}, 2)
+    with pytest.raises(SwitchError, match="endpoints of this one come with this call"):
+        trainmover_ext.resume(2, {1: endpoint_of_another(incarnation=5)})
+    assert trainmover_ext.generation() == 1
+    trainmover_ext.resume(3, {1: endpoint_of_another(incarnation=6)})
+    with pytest.raises(SwitchError, match="holds it already"):
+        trainmover_ext.prepare_switch(4, {1: endpoint_of_another(incarnation=6)})
+
+
 def test_notes_are_bounded_and_need_somebody_to_go_to(start_single: Callable[[], None]) -> None:
     start_single()
     with pytest.raises(ValueError, match="expected at most"):
