@@ -13,6 +13,7 @@ namespace trainmover::flat {
 namespace {
 
 constexpr std::size_t kStagedBytesMax = std::size_t{64} << 10;  // longer offers are read where they lie
+constexpr std::size_t kStagedForOneMax = std::size_t{8} << 10;  // a second copy that spares one reader a system call
 constexpr std::size_t kReadBytesMax = std::size_t{4} << 20;     // at one go, under the lock
 
 class PullOperation final : public FlatOperation {
@@ -95,7 +96,8 @@ class PullOperation final : public FlatOperation {
     if (call_.kind == CollectiveKind::kBarrier) return;
     std::size_t total = 0;
     for (const Buffer& piece : call_.inputs) total += piece.bytes;
-    in_place_ = total > kStagedBytesMax;
+    const bool for_one = rooted_ && size() == 2;
+    in_place_ = total > (for_one ? kStagedForOneMax : kStagedBytesMax);
     group_.countOffered(total);
     unsigned char* slot = group_.slot(sequence_, rank());
     Piece* table = group_.table(sequence_, rank());

@@ -28,7 +28,7 @@ void Channel::send(Transfer& transfer) {
   header.key = transfer.key;
   header.bytes = transfer.bytes;
   const std::size_t weight = transfer.bytes + kFrameHeaderBytes;
-  if (transfer.bytes <= kEagerBytesMax && eager_in_flight_ + weight <= kEagerWindowBytes) {
+  if (transfer.bytes <= eagerBytesMax() && eager_in_flight_ + weight <= kEagerWindowBytes) {
     eager_in_flight_ += weight;
     header.kind = FrameKind::kEager;
     push(header, transfer.data, transfer.bytes, &transfer);
@@ -73,10 +73,11 @@ bool Channel::matchUnexpected(Transfer& transfer) {
     link_->notify();
     return true;
   }
-  unexpected_bytes_ -= message.payload.size();
-  transfer.bytes = message.payload.size();
-  if (!message.payload.empty()) std::memcpy(transfer.data, message.payload.data(), message.payload.size());
-  returnCredit(message.payload.size() + kFrameHeaderBytes);
+  const std::size_t bytes = message.header.bytes;
+  unexpected_bytes_ -= bytes;
+  transfer.bytes = bytes;
+  if (bytes > 0) std::memcpy(transfer.data, message.payload.get(), bytes);
+  returnCredit(bytes + kFrameHeaderBytes);
   end(transfer);
   return true;
 }
@@ -243,8 +244,8 @@ void Channel::takeEager(const FrameHeader& header) {
   if (unexpected_bytes_ + header.bytes > kEagerWindowBytes) throw FrameError("a peer sent more than its window");
   if (unexpected_.size() >= kUnexpectedMax) throw FrameError("a peer sent more messages than can be kept");
   unexpected_bytes_ += header.bytes;
-  unexpected_.push_back({header, 0, std::vector<unsigned char>(header.bytes)});
-  payload_ = unexpected_.back().payload.data();
+  unexpected_.push_back({header, 0, std::unique_ptr<unsigned char[]>(new unsigned char[header.bytes])});
+  payload_ = unexpected_.back().payload.get();
 }
 
 void Channel::takeRequest(const FrameHeader& header) {
@@ -252,7 +253,7 @@ void Channel::takeRequest(const FrameHeader& header) {
   Transfer* transfer = takePosted(header.message_class, header.key);
   if (transfer == nullptr) {
     if (unexpected_.size() >= kUnexpectedMax) throw FrameError("a peer announced more messages than can be kept");
-    unexpected_.push_back({header, id, {}});
+    unexpected_.push_back({header, id, nullptr});
     return;
   }
   checkSize(header, *transfer);

@@ -23,6 +23,8 @@ namespace trainmover {
 
 /// Bytes, headers included, of eager messages that a receiver may hold for one link.
 constexpr std::size_t kEagerWindowBytes = std::size_t{512} << 10;
+/// Longer ones are announced where the receiver can then fetch them without a second copy; elsewhere kEagerBytesMax is.
+constexpr std::size_t kEagerBesideFetchMax = std::size_t{16} << 10;
 /// Announced or buffered messages nobody has asked for; a peer that exceeds it is broken.
 constexpr std::size_t kUnexpectedMax = std::size_t{1} << 16;
 /// Bytes moved by one call of progress(), so that the engine's lock is never held for long.
@@ -53,6 +55,8 @@ class Channel {
   /// Low 32 bits of the pair generation that the link bears.
   std::uint32_t generation() const { return generation_; }
   std::size_t unexpectedBytes() const { return unexpected_bytes_; }
+  /// The longest message that is sent unannounced.
+  std::size_t eagerBytesMax() const { return link_->canReadRemote() ? kEagerBesideFetchMax : kEagerBytesMax; }
   const Link& link() const { return *link_; }
 
  private:
@@ -65,8 +69,8 @@ class Channel {
   };
   struct Unexpected {
     FrameHeader header;
-    std::uint64_t request;               // id, for kRequest
-    std::vector<unsigned char> payload;  // for kEager
+    std::uint64_t request;                     // id, for kRequest
+    std::unique_ptr<unsigned char[]> payload;  // for kEager
   };
 
   void push(const FrameHeader& header, const void* payload, std::size_t bytes, Transfer* transfer);

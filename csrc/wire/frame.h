@@ -52,7 +52,7 @@ std::array<std::uint8_t, kFrameHeaderBytes> encode(const FrameHeader& header);
 /// kNoteBytesMax, others 0.
 FrameHeader decode(const std::uint8_t* header);
 
-constexpr std::uint64_t kEagerBytesMax = std::uint64_t{16} << 10;
+constexpr std::uint64_t kEagerBytesMax = std::uint64_t{128} << 10;
 constexpr std::uint64_t kMessageBytesMax = std::uint64_t{1} << 40;
 constexpr std::uint64_t kAbortReasonBytesMax = 512;
 constexpr std::uint64_t kNoteBytesMax = std::uint64_t{64} << 10;

@@ -102,7 +102,8 @@ void onEach(Body body) {
   }
 }
 
-const std::size_t kSizes[] = {0, 1, 100, 16 << 10, (16 << 10) + 1, 200'000, 5'000'000};
+const std::size_t kSizes[] = {
+    0, 1, 100, kEagerBesideFetchMax, kEagerBesideFetchMax + 1, kEagerBytesMax, kEagerBytesMax + 1, 200'000, 5'000'000};
 
 TEST(messages_of_all_sizes_arrive_whether_asked_for_before_or_after) {
   onEach([](LinkKind kind) {
@@ -116,8 +117,8 @@ TEST(messages_of_all_sizes_arrive_whether_asked_for_before_or_after) {
         sides.settle();
         // A short message has gone already; a long one waits in the sender's memory.
         if (!asked_before) {
-          CHECK_EQ(sides.a.ends.order.size(), bytes <= kEagerBytesMax ? 1 : 0);
-          CHECK_EQ(sides.b.channel.unexpectedBytes(), bytes <= kEagerBytesMax ? bytes : 0);
+          CHECK_EQ(sides.a.ends.order.size(), bytes <= sides.a.channel.eagerBytesMax() ? 1 : 0);
+          CHECK_EQ(sides.b.channel.unexpectedBytes(), bytes <= sides.a.channel.eagerBytesMax() ? bytes : 0);
           sides.b.channel.receive(got.transfer);
         }
         sides.until([&] { return sides.a.ends.order.size() == 1 && sides.b.ends.order.size() == 1; });
