@@ -65,6 +65,7 @@ TESTED_ELSEWHERE = {
     "megatron/resilience/cli/machine.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/cli/main.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/state/data_parallel_flags.py": "tests/unit/resilience/state/test_small_state.py",
+    "megatron/resilience/worker/errors.py": "tests/unit/resilience/worker/test_rank_worker.py",
     "megatron/resilience/state/errors.py": "tests/unit/resilience/state/test_state_client.py",
     "megatron/resilience/state/state_session.py": "tests/unit/resilience/state/test_state_server.py",
     "megatron/resilience/cli/resilience_flags.py": "tests/unit/resilience/cli/test_run.py",

@@ -133,17 +133,18 @@ void RuntimeImpl::peerLeft(int global_rank) {
 }
 
 // The directory changes once the old links are gone and before links of the new generation can be delivered, which
-// takes the engine's lock: a link made any earlier would be dropped with the old ones, and its other end would take that
-// for a death. It changes before the generation does because of lostSession().
+// takes the engine's lock: a link made any earlier would be dropped with the old ones, and its other end would take
+// that for a death. It changes before the generation does because of lostSession().
 void RuntimeImpl::resume(Generation generation, const std::map<int, Endpoint>& endpoints) {
   {
     std::lock_guard<std::mutex> lock(engine_.mutex());
     const Generation current = this->generation();
     const Generation known = std::max({current, last_switch_, control_.directory().newest()});
     if (generation <= known) {
-      throw SwitchError("resume: found generation " + std::to_string(generation) + ", expected one above " +
-                        std::to_string(known) + ", the latest known here; generations are never used twice, and endpoints of this one come with "
-                        "this call");
+      throw SwitchError(
+          "resume: found generation " + std::to_string(generation) + ", expected one above " + std::to_string(known) +
+          ", the latest known here; generations are never used twice, and endpoints of this one come with "
+          "this call");
     }
     if (role_.load() == Role::kGone) throw SwitchError("resume: this process has given its rank up and may only end");
     plan_.reset();

@@ -142,7 +142,7 @@ def _run(
 @contextmanager
 def _until_replaced() -> Iterator[None]:
     """Another machine has taken this rank's place: that ends it well."""
-    from megatron.resilience.worker.rank_worker import SlotMoved
+    from megatron.resilience.worker.errors import SlotMoved
 
     try:
         yield

@@ -94,6 +94,7 @@ def _worker(
         generation=generation,
     )
     worker = RankWorker(place, link, inventory=inventory, handover=handover, all_reduce=all_reduce_vote)
+    link.at_once = worker.hear
     try:
         yield worker
     finally:

@@ -257,6 +257,7 @@ class Process:
                 )
                 job.vote(self, voter, contribution)
             case PrepareLinks(generation=generation, joiners=joiners):
+                assert self.prepared.get(generation, joiners) == joiners, "links of one generation are prepared once"
                 self.prepared[generation] = joiners
                 world.after(world.between(1, 12), self._dialled, generation, joiners)
             case CommitLinks(generation=generation, joiners=joiners):

@@ -300,14 +300,14 @@ class Agent:
                 self._socket.send(global_rank, command)
             case Spawn(start=start):
                 self._spawn(start)
-            case EndRank(global_rank=global_rank, gently=gently):
-                self._end_by(global_rank, RELEASE_S if gently else end_s, is_release=gently)
+            case EndRank(generation=generation, gently=gently):
+                self._end_by(generation, RELEASE_S if gently else end_s, is_release=gently)
             case Hang(why=why, for_good=for_good):
                 self._say(f"leaves its controller: {why}")
                 self._line.hang(for_good=for_good)
 
-    def _end_by(self, global_rank: int, within_s: float, *, is_release: bool) -> None:
-        child = next((one for one in self._children.values() if global_rank in one.ranks), None)
+    def _end_by(self, generation: int, within_s: float, *, is_release: bool) -> None:
+        child = self._children.get(generation)
         if child is None:
             return
         if is_release and child.generation in self._holding:

@@ -132,9 +132,12 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRank:
-    """End a rank's process: `gently` lets it leave by itself first (it was told to), within the shell's limit."""
+    """End a rank's process, that was started in `generation`: `gently` lets it leave by itself first (it was told to),
+    within the shell's limit.
+    """
 
     global_rank: int
+    generation: int
     gently: bool
     why: str
 
@@ -270,7 +273,14 @@ class AgentCore:
             if held.generation < generation and held.state is RankState.RUNNING:
                 held.state = RankState.ENDING
                 actions.append(SayToRank(global_rank=rank, command=LeaveJob(generation=generation)))
-                actions.append(EndRank(global_rank=rank, gently=True, why=f"slot moved in generation {generation}"))
+                actions.append(
+                    EndRank(
+                        global_rank=rank,
+                        generation=held.generation,
+                        gently=True,
+                        why=f"slot moved in generation {generation}",
+                    )
+                )
         return actions
 
     def _end_ranks(self, generations: set[int], *, gently: bool, why: str) -> list[AgentAction]:
@@ -278,7 +288,7 @@ class AgentCore:
         for rank, held in sorted(self.processes.items()):
             if held.generation in generations and held.state is RankState.RUNNING:
                 held.state = RankState.ENDING
-                actions.append(EndRank(global_rank=rank, gently=gently, why=why))
+                actions.append(EndRank(global_rank=rank, generation=held.generation, gently=gently, why=why))
         return actions
 
     def _relay(self, event: RankSaid) -> list[AgentAction]:

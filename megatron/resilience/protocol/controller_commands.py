@@ -46,8 +46,6 @@ class Commands:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.drive: SwitchDrive | None = None
-        self.progress: tuple[int, float] = (0, 0.0)
-        """(newest iteration heard of, its rank's median iteration in ms)"""
         self._wakes_ms: float | None = None
         """After a restart: until when agents are waited for."""
         self._restarted = False
@@ -225,8 +223,8 @@ class Commands:
             why=ledger.ended_why,
             term=self.desk.term,
             generation=ledger.generation,
-            iteration=self.progress[0],
-            median_iteration_ms=self.progress[1],
+            iteration=self.desk.progress[0],
+            median_iteration_ms=self.desk.progress[1],
             machines=self._machines(),
             switch=self.drive.phase.value if self.drive else "",
             queued=tuple(command.command_id for command in ledger.queue[1:]),

@@ -295,7 +295,7 @@ class ControllerCore:
                 if changed and self._directory_is_whole():
                     tell_table(desk)
             case Progress():
-                self.commands.progress = max(self.commands.progress, (report.iteration, report.median_iteration_ms))
+                desk.progress = max(desk.progress, (report.iteration, report.median_iteration_ms))
             case _:
                 pass
 

@@ -42,7 +42,7 @@ class Limits:
     leaver (`worker/limits.py`) and the iteration after that.
     """
     measure_ms: float = 10_000.0
-    """From then until all ranks have told what it cost."""
+    """From then until all ranks have told what it cost, which takes them an iteration; three more are allowed for."""
     agent_lost_ms: float = 30_000.0
     """How long a joiner's agent may be away before LEAVE."""
     settle_ms: float = 5_000.0
@@ -165,6 +165,8 @@ class Desk:
     """Global rank -> endpoint of the process that holds it."""
     clients: dict[str, set[int]] = field(default_factory=dict)
     """Command -> users who wait for it."""
+    progress: tuple[int, float] = (0, 0.0)
+    """The newest iteration that a rank told of, and its median iteration in ms."""
     now_ms: float = 0.0
     actions: list[ControllerAction] = field(default_factory=list)
 

@@ -76,6 +76,8 @@ class RankCore:
         """Of the vote. Bounded, as nothing is in it twice."""
         self._deferred: deque[SwitchCommand] = deque()
         """Commands of later generations, until the present switch has come to its end. Bounded alike."""
+        self._directory: Directory | None = None
+        """One that has the present switch's outcome already, until this rank has it too."""
 
     @property
     def is_waiting(self) -> bool:
@@ -101,7 +103,7 @@ class RankCore:
             actions = self._close_vote(event)
             while self._waiting:
                 actions += self._take(self._waiting.popleft())
-            return actions
+            return actions + self._take_up_deferred()
         if self._votes and not (isinstance(event, CommandCame) and isinstance(event.command, Directory | LeaveJob)):
             if event not in self._waiting:
                 self._waiting.append(event)
@@ -188,10 +190,18 @@ class RankCore:
 
     def _obey(self, command: RankCommand) -> list[RankAction]:
         if isinstance(command, Directory):
-            return [UpdateDirectory(directory=command)]
+            return self._hear_directory(command)
         if isinstance(command, LeaveJob):
             return self._leave_job(command)
         return self._obey_in_switch(command)
+
+    def _hear_directory(self, directory: Directory) -> list[RankAction]:
+        """Whoever hears that a leaver's rank is another process's turns from the leaver, and would miss its verdict."""
+        if self.half.generation in directory.slot_generations:
+            self._directory = directory
+            return []
+        self._directory = None
+        return [UpdateDirectory(directory=directory)]
 
     def _obey_in_switch(self, command: SwitchCommand) -> list[RankAction]:
         mine = self.half.generation
@@ -325,6 +335,8 @@ class RankCore:
 
     def _take_up_deferred(self) -> list[RankAction]:
         actions: list[RankAction] = []
+        if self._directory is not None:
+            actions += self._hear_directory(self._directory)
         while self._deferred and not self._is_bound():
             actions += self._obey_in_switch(self._deferred.popleft())
         return actions

@@ -24,11 +24,13 @@ class PrepareLeaver(Message, frozen=True, kw_only=True):
 
 
 class PrepareStayer(Message, frozen=True, kw_only=True):
-    """Build a link beside each live one to `joiners`: leaver's global rank -> endpoint of the joiner."""
+    """Build a link beside each live one to a rank that leaves; wait for the verdicts of the `linked` leaver ranks."""
 
     generation: int
     joiners: dict[int, str]
-    """Only leaver ranks that named this rank as linked: it waits for the verdicts of exactly these."""
+    """All of the switch, the same each time: leaver's global rank -> endpoint of the joiner."""
+    linked: tuple[int, ...]
+    """Those of them that named this rank as linked; more may follow."""
 
 
 class PrepareJoiner(Message, frozen=True, kw_only=True):

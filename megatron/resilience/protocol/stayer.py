@@ -119,7 +119,9 @@ class Stayer:
     generation: int = 0
     """Of the switch under way; 0 when FAR."""
     joiners: Mapping[int, str] = field(default_factory=dict)
-    """Leaver ranks whose verdict it waits for, and where their joiners listen."""
+    """All ranks that leave, and where their joiners listen."""
+    linked: frozenset[int] = frozenset()
+    """Those of them whose verdict it waits for."""
     boundary: int = -1
     why: str = ""
     verdicts: Mapping[int, bool] = field(default_factory=dict)
@@ -166,22 +168,24 @@ def step(half: Stayer, event: RankEvent) -> Step:
         case NoteCame(sender=sender, note=NoteVerdict(leave=leave)):
             return _settle(replace(half, verdicts={**half.verdicts, sender: leave}))
         case PeerLost(global_rank=peer):
-            lost = half.at_boundary and peer in half.joiners and peer not in half.verdicts
+            lost = half.at_boundary and peer in half.linked and peer not in half.verdicts
             return _fail(half, Trigger.LOST, f"global rank {peer} is gone without a verdict") if lost else (half, [])
         case WaitedTooLong():
-            absent = sorted(set(half.joiners) - set(half.verdicts))
+            absent = sorted(half.linked - set(half.verdicts))
             return _fail(half, Trigger.LATE, f"no verdict in time from global ranks {absent}")
         case _:
             raise ImpossibleTransition(f"stayer {half.global_rank}: found {event} in state {half.state.name}")
 
 
 def prepare(half: Stayer, command: PrepareStayer) -> Step:
-    """Rule P2. Repeated, it is answered again; with other joiners it adds to what is prepared."""
-    asked = {**half.joiners, **command.joiners} if half.generation == command.generation else dict(command.joiners)
-    if half.state is StayerState.READY and asked == half.joiners:
+    """Rule P2. Repeated, it is answered again; more leaver ranks may be linked than before."""
+    repeated = half.generation == command.generation
+    linked = frozenset(command.linked) | (half.linked if repeated else frozenset())
+    joiners = half.joiners if repeated else dict(command.joiners)
+    if half.state is StayerState.READY and linked == half.linked:
         return _move(half, Trigger.REPEAT), [ready(half)]
-    after = replace(_move(half, Trigger.PREPARE), generation=command.generation, joiners=asked, why="")
-    return after, [PrepareLinks(generation=command.generation, joiners=asked)]
+    after = replace(_move(half, Trigger.PREPARE), generation=command.generation, joiners=joiners, linked=linked, why="")
+    return after, [PrepareLinks(generation=command.generation, joiners=joiners)]
 
 
 def abort(half: Stayer) -> Step:
@@ -196,8 +200,8 @@ def grant(half: Stayer, boundary: int) -> Step:
 
 
 def ready(half: Stayer) -> Report:
-    """READY, with the leaver ranks it covers."""
-    return Report(report=Ready(generation=half.generation, linked=tuple(sorted(half.joiners))))
+    """READY, with the leaver ranks whose verdict it waits for."""
+    return Report(report=Ready(generation=half.generation, linked=tuple(sorted(half.linked))))
 
 
 def _move(half: Stayer, trigger: Trigger) -> Stayer:
@@ -216,9 +220,9 @@ def _settle(half: Stayer) -> Step:
     """Acts on the verdicts once the boundary is reached and all have come; early ones wait in `verdicts`."""
     if not half.at_boundary:
         return half, []
-    if not set(half.joiners) <= set(half.verdicts):
+    if not half.linked <= set(half.verdicts):
         return _move(half, Trigger.VERDICT) if half.verdicts else half, []
-    spoken = {half.verdicts[leaver] for leaver in half.joiners}
+    spoken = {half.verdicts[leaver] for leaver in half.linked}
     if len(spoken) != 1:
         raise ImpossibleTransition(f"stayer {half.global_rank}: verdicts differ: {dict(half.verdicts)}")
     far = Stayer(global_rank=half.global_rank)

@@ -250,7 +250,7 @@ class SendVerdict:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareLinks:
     """Dial these joiner endpoints in the background for every live link to their leavers; LinksPrepared or LinkBroke
-    follows. Given again with more, it adds.
+    follows. Given again, in one generation always for the same joiners, it is answered again.
     """
 
     generation: int

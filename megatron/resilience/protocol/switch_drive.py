@@ -13,7 +13,7 @@ PREPARING    ended       OVER
 GOING        undo        WITHDRAWING  the lead is asked to give up; nothing is aborted before it has
 GOING        withdrawn   OVER
 GOING        stayed      OVER
-GOING        left        LEFT         joiners hold the slots
+GOING        left        LEFT         joiners hold the slots: TABLE to all
 GOING        ended       OVER         the job has come to its end first
 WITHDRAWING  undo        WITHDRAWING
 WITHDRAWING  withdrawn   OVER
@@ -134,7 +134,11 @@ class SwitchDrive(SwitchSends):
 
     def _hear_built(self, rank: int, report: Built) -> None:
         ledger, move = self.desk.ledger, self.leaving[rank]
+        was_whole = set(self.built) >= set(self.leaving)
         self.built[rank] = report
+        if not was_whole and self.phase is Phase.GOING and set(self.built) >= set(self.leaving):
+            for stayer in self._stayers():  # after a restart; links may have come up meanwhile
+                self._prepare_stayer(stayer)
         differing = differences(report.facts, ledger.facts)
         if differing and self.phase in UNDECIDED:
             why = f"machine {move.joiner}, global rank {rank}: {'; '.join(differing)}; training there gives other bits"
@@ -249,6 +253,7 @@ class SwitchDrive(SwitchSends):
         self.desk.journal(entry)
         for rank, built in self.built.items():
             self.desk.endpoints[rank] = built.endpoint
+        tell_table(self.desk)  # who has no link to the leaver may ask for its first one in this very iteration
         self._progress(f"switched at iteration {boundary}; waiting for the first iteration")
         for rank in sorted(self.doubting):
             self._resolve(rank)
@@ -302,7 +307,7 @@ class SwitchDrive(SwitchSends):
             Phase.PREPARING: limits.prepare_ms,
             Phase.GOING: limits.go_ms,
             Phase.LEFT: limits.running_ms,
-            Phase.MEASURING: limits.measure_ms,
+            Phase.MEASURING: limits.measure_ms + 3 * self.desk.progress[1],
         }.get(self.phase, float("inf"))
 
     def _enter(self, event: str) -> None:

@@ -131,14 +131,14 @@ class SwitchSends:
             self.desk.to_rank(self.leaving[rank].joiner, rank, prepare)
 
     def _prepare_stayer(self, rank: int) -> None:
-        joiners = {
-            leaver: self.built[leaver].endpoint
-            for leaver, linked in sorted(self.linked.items())
-            if rank in linked and leaver in self.built
-        }
-        if joiners:
-            holder = self.desk.ledger.table[self.desk.slot_of(rank)]
-            self.desk.to_rank(holder, rank, PrepareStayer(generation=self.generation, joiners=joiners))
+        """Not before all joiners are known: links of one generation are prepared once. `advance` sees to it then."""
+        linked = tuple(leaver for leaver, peers in sorted(self.linked.items()) if rank in peers)
+        if not linked or set(self.built) < set(self.leaving):
+            return
+        joiners = {joiner: built.endpoint for joiner, built in sorted(self.built.items())}
+        holder = self.desk.ledger.table[self.desk.slot_of(rank)]
+        prepare = PrepareStayer(generation=self.generation, joiners=joiners, linked=linked)
+        self.desk.to_rank(holder, rank, prepare)
 
     def _stayers(self) -> list[int]:
         return sorted({rank for linked in self.linked.values() for rank in linked if rank not in self.leaving})

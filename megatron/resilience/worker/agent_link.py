@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -64,6 +65,8 @@ class AgentLink:
         self._lost = "it was not started"
         self._closing = False
         self._thread: threading.Thread | None = None
+        self.at_once: Callable[[RankCommand], bool] | None = None
+        """Asked on the line's thread about each command first; what it takes is not for `take`."""
 
     def start(self, timeout_s: float = 10.0) -> None:
         """Connects and introduces this rank; blocks up to `timeout_s`. Raises AgentLinkError."""
@@ -214,6 +217,8 @@ class AgentLink:
         if not data:
             raise FrameError("the agent has hung up")
         commands = [_command(payload) for payload in reader.feed(data)]
+        if self.at_once is not None:
+            commands = [command for command in commands if not self.at_once(command)]
         if commands:
             with self._lock:
                 self._commands.extend(commands)

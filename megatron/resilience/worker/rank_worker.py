@@ -2,13 +2,17 @@
 
 Everything happens on the training thread, at two places of an iteration: `vote` just before the optimizer step and
 `reach_boundary` at the top of the loop. Between them only queues fill. A joiner calls `join` once, before its loop.
+
+One thing may come at any time, on the thread of the line to the agent: that a rank has moved (`hear`). A rank that
+waits in a collective for its first connection to it would wait for a dead one else.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +23,8 @@ from megatron.resilience.protocol.rank_core import RankCore
 from megatron.resilience.protocol.vote import Contribution, Decision, boundary_of, decide
 from megatron.resilience.state.transfer import TransferIdentity
 from megatron.resilience.worker.costs import Costs
+from megatron.resilience.worker.endpoints import join_by, make_known
+from megatron.resilience.worker.errors import SlotMoved, SwitchFailedError
 from megatron.resilience.worker.handover import Handover
 from megatron.resilience.worker.limits import SwitchLimits
 from megatron.resilience.worker.transfers import Events, JoinerTransfer, LeaverTransfer
@@ -27,14 +33,6 @@ from trainmover_ext.switching import SwitchPhase
 _IDLE_WAIT_S = 0.02
 _BUSY_WAIT_S = 0.001
 _PROGRESS_S = 1.0
-
-
-class SlotMoved(Exception):  # noqa: N818 - no error: the rank's part in the job is over
-    """Another machine has taken this rank's place, or the switch that it was started for is off: end with code 0."""
-
-
-class SwitchFailedError(RuntimeError):
-    """A switch broke after its point of no return, or a partner of it fell silent: the job cannot go on."""
 
 
 class Agent(Protocol):
@@ -78,6 +76,8 @@ class RankWorker:
         self._all_reduce = all_reduce
         self._limits = limits or SwitchLimits()
         self._core = RankCore(place.global_rank, generation=place.generation)
+        self._lock = threading.RLock()
+        """Of the core and of what it asks for: `hear` comes in between."""
         self._costs = Costs(self._memory_bytes, is_new=place.generation is not None)
         self._joined_now = False
         self._events: Events = queue.SimpleQueue()
@@ -111,13 +111,14 @@ class RankWorker:
     def vote(self, iteration: int, *, obstacles: tuple[str, ...], exits: int) -> Contribution:
         """The vote of `iteration`, the same result on all ranks. Collective; just before the optimizer step."""
         self._listen()
-        actions = self._core.step(switch.VoteOpened(iteration=iteration, obstacles=obstacles, exits=exits))
+        with self._lock:
+            actions = self._core.step(switch.VoteOpened(iteration=iteration, obstacles=obstacles, exits=exits))
         own = next(action.contribution for action in actions if isinstance(action, switch.Contribute))
         self._carry_out([action for action in actions if not isinstance(action, switch.Contribute)])
         result = self._all_reduce(own)
         if decide(result) is Decision.SWITCH:
             self._costs.granted(result.cast, boundary_of(iteration))
-        self._carry_out(self._core.step(switch.VoteClosed(iteration=iteration, result=result)))
+        self._feed(switch.VoteClosed(iteration=iteration, result=result))
         return result
 
     def reach_boundary(self, iteration: int) -> None:
@@ -135,8 +136,21 @@ class RankWorker:
                 self.close()
         self._report_progress(iteration)
         self._listen(at_links=False)  # they are looked at in each vote, and while it waits
-        self._carry_out(self._core.step(switch.BoundaryReached(iteration=iteration)))
+        self._feed(switch.BoundaryReached(iteration=iteration))
         self._wait()
+
+    def hear(self, command: messages.RankCommand) -> bool:
+        """From the line's thread: takes `command` if it need not wait for the loop; returns whether it has."""
+        if not isinstance(command, messages.Directory):
+            return False
+        with self._lock:
+            if not self._core.is_member:
+                return False
+            try:
+                self._feed(switch.CommandCame(command=command))
+            except Exception:  # noqa: BLE001 - it is said again in the loop, where it ends the rank
+                return False
+        return True
 
     def join(self, facts: Facts) -> None:
         """A joiner, when all is built: takes the state, and returns when it may train as the rank it stands for.
@@ -219,7 +233,8 @@ class RankWorker:
             self._feed(switch.NoteCame(sender=note.peer, note=_decode_note(note.payload)))
 
     def _feed(self, event: switch.RankEvent) -> None:
-        self._carry_out(self._core.step(event))
+        with self._lock:
+            self._carry_out(self._core.step(event))
 
     # ------------------------------------------------------------------ actions out
 
@@ -355,16 +370,10 @@ class RankWorker:
         """Endpoints of all, by the generation in which their slots last changed hands."""
         is_first = self._directory is None
         self._directory = directory
-        known = _by_generation(directory)
         if self._place.generation is not None and is_first:
-            own = self._place.generation
-            everywhere = {rank: text for texts in known.values() for rank, text in texts.items()}
-            generations = {rank: generation for generation, texts in known.items() for rank in texts}
-            trainmover_ext.join_switch(own, everywhere, generations)
-            return
-        for generation, endpoints in sorted(known.items()):
-            others = {rank: text for rank, text in endpoints.items() if rank != self._place.global_rank}
-            trainmover_ext.add_endpoints(others, generation=generation)
+            join_by(directory, self._place.generation)
+        else:
+            make_known(directory, self._place.global_rank)
 
     # ------------------------------------------------------------------ what it costs
 
@@ -385,12 +394,3 @@ class RankWorker:
 
 def _decode_note(payload: bytes) -> Any:
     return messages.decode(payload, sender=messages.Party.RANK, receiver=messages.Party.PEER)
-
-
-def _by_generation(directory: messages.Directory) -> dict[int, Mapping[int, str]]:
-    """Generation in which their slots last changed hands -> endpoints by global rank."""
-    ranks_per_slot = max(1, len(directory.endpoints) // max(1, len(directory.slot_generations)))
-    grouped: dict[int, dict[int, str]] = {}
-    for rank, endpoint in directory.endpoints.items():
-        grouped.setdefault(directory.slot_generations[rank // ranks_per_slot], {})[rank] = endpoint
-    return dict(grouped)

@@ -166,7 +166,7 @@ def test_joiners_are_discarded_and_nothing_else_is() -> None:
     assert obey(core, Discard(term=1, generation=2, why="x")) == []
     assert obey(core, Discard(term=1, generation=4, why="x")) == []
     (end,) = obey(core, Discard(term=1, generation=3, why="x"))
-    assert end == EndRank(global_rank=2, gently=False, why="x")
+    assert end == EndRank(global_rank=2, generation=3, gently=False, why="x")
     holder = agent()
     obey(holder, start(1, (2,)))
     assert obey(holder, Discard(term=1, generation=1, why="x")) == []

@@ -43,7 +43,7 @@ def test_messages_come_through_unchanged() -> None:
         ranks=(HeldRank(global_rank=1, slot=0, generation=1),),
     )
     assert decode(encode(hello), sender=Party.AGENT, receiver=Party.CONTROLLER) == hello
-    down = ToRank(term=1, global_rank=4, command=PrepareStayer(generation=2, joiners={3: "h:1"}))
+    down = ToRank(term=1, global_rank=4, command=PrepareStayer(generation=2, joiners={3: "h:1"}, linked=(3,)))
     assert decode(encode(down), sender=Party.CONTROLLER, receiver=Party.AGENT) == down
     up = FromRank(global_rank=4, generation=1, report=Ready(generation=2, linked=(1, 2)))
     assert decode(encode(up), sender=Party.AGENT, receiver=Party.CONTROLLER) == up

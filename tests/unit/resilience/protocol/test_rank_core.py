@@ -60,7 +60,7 @@ def told(core: RankCore, command: RankCommand) -> list[RankAction]:
 
 def prepared(generation: int = 2) -> RankCore:
     core = RankCore(1)
-    told(core, PrepareStayer(generation=generation, joiners={3: "h:3"}))
+    told(core, PrepareStayer(generation=generation, joiners={3: "h:3"}, linked=(3,)))
     core.step(LinksPrepared(generation=generation))
     return core
 
@@ -126,13 +126,26 @@ def test_a_new_directory_does_not_wait_for_the_vote() -> None:
     assert told(core, directory) == [UpdateDirectory(directory=directory)]
 
 
+def test_a_directory_with_the_outcome_waits_until_the_rank_has_it_too() -> None:
+    """Else it would turn from the leaver, whose verdict is on its way."""
+    directory = Directory(endpoints={1: "h", 3: "h:3"}, slot_generations=(1, 2))
+    core = prepared()
+    assert told(core, directory) == []
+    vote(core, 4, cast=2)
+    core.step(BoundaryReached(iteration=5))
+    assert told(core, directory) == []
+    actions = core.step(NoteCame(sender=3, note=NoteVerdict(generation=2, leave=True)))
+    assert actions == [CommitLinks(generation=2, joiners={3: "h:3"}), UpdateDirectory(directory=directory)]
+    assert core.step(BoundaryReached(iteration=6)) == []
+
+
 def test_an_older_generation_never_disturbs_a_newer_one() -> None:
     core = prepared(5)
     for command in (Abort(generation=4, why="x"), Abort(generation=2, why="x")):
         assert told(core, command) == []
     assert core.switch_generation == 5
     assert told(core, Withdraw(generation=4)) == [Report(report=Withdrawn(generation=4))]
-    (refused,) = told(core, PrepareStayer(generation=3, joiners={3: "h"}))
+    (refused,) = told(core, PrepareStayer(generation=3, joiners={3: "h"}, linked=(3,)))
     assert isinstance(refused, Report)
     assert isinstance(refused.report, Unready)
     assert core.switch_generation == 5
@@ -140,17 +153,17 @@ def test_an_older_generation_never_disturbs_a_newer_one() -> None:
 
 def test_a_newer_generation_replaces_what_was_prepared() -> None:
     core = prepared(2)
-    actions = told(core, PrepareStayer(generation=3, joiners={4: "h:4"}))
+    actions = told(core, PrepareStayer(generation=3, joiners={4: "h:4"}, linked=(4,)))
     assert actions == [AbortLinks(generation=2), PrepareLinks(generation=3, joiners={4: "h:4"})]
-    assert told(core, PrepareStayer(generation=2, joiners={3: "h:3"}))[0] != actions[1]
+    assert told(core, PrepareStayer(generation=2, joiners={3: "h:3"}, linked=(3,)))[0] != actions[1]
     assert core.switch_generation == 3
 
 
 def test_a_newer_generation_waits_until_the_granted_one_is_over() -> None:
     core = prepared(2)
     vote(core, 4, cast=2)
-    assert told(core, PrepareStayer(generation=3, joiners={4: "h:4"})) == []
-    assert told(core, PrepareStayer(generation=3, joiners={4: "h:4"})) == []
+    assert told(core, PrepareStayer(generation=3, joiners={4: "h:4"}, linked=(4,))) == []
+    assert told(core, PrepareStayer(generation=3, joiners={4: "h:4"}, linked=(4,))) == []
     core.step(BoundaryReached(iteration=5))
     actions = core.step(NoteCame(sender=3, note=NoteVerdict(generation=2, leave=False)))
     assert actions == [AbortLinks(generation=2), PrepareLinks(generation=3, joiners={4: "h:4"})]

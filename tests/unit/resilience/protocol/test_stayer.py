@@ -28,17 +28,18 @@ from megatron.resilience.protocol.switch import (
     WaitedTooLong,
 )
 
-PREPARE = PrepareStayer(generation=2, joiners={3: "h:3"})
+JOINERS = {3: "h:3", 4: "h:4"}
+PREPARE = PrepareStayer(generation=2, joiners=JOINERS, linked=(3,))
 FAR = Stayer(global_rank=1)
 
 
-def ready(joiners: dict[int, str] | None = None) -> Stayer:
-    half, _ = stayer.prepare(FAR, PrepareStayer(generation=2, joiners=joiners or {3: "h:3"}))
+def ready(*linked: int) -> Stayer:
+    half, _ = stayer.prepare(FAR, PrepareStayer(generation=2, joiners=JOINERS, linked=linked or (3,)))
     return stayer.step(half, LinksPrepared(generation=2))[0]
 
 
-def awaiting(joiners: dict[int, str] | None = None) -> Stayer:
-    granted, _ = stayer.grant(ready(joiners), 7)
+def awaiting(*linked: int) -> Stayer:
+    granted, _ = stayer.grant(ready(*linked), 7)
     return stayer.step(granted, BoundaryReached(iteration=7))[0]
 
 
@@ -54,7 +55,7 @@ def test_table_is_the_one_drawn() -> None:
 
 def test_it_prepares_and_says_ready() -> None:
     half, actions = stayer.prepare(FAR, PREPARE)
-    assert actions == [PrepareLinks(generation=2, joiners={3: "h:3"})]
+    assert actions == [PrepareLinks(generation=2, joiners=JOINERS)]
     assert stayer.obstacles(half)
     half, actions = stayer.step(half, LinksPrepared(generation=2))
     assert actions == [Report(report=Ready(generation=2, linked=(3,)))]
@@ -64,9 +65,11 @@ def test_it_prepares_and_says_ready() -> None:
 def test_asked_again_it_answers_again_and_more_leavers_are_added() -> None:
     half, actions = stayer.prepare(ready(), PREPARE)
     assert (half.state, actions) == (StayerState.READY, [Report(report=Ready(generation=2, linked=(3,)))])
-    half, actions = stayer.prepare(ready(), PrepareStayer(generation=2, joiners={4: "h:4"}))
+    half, actions = stayer.prepare(ready(), PrepareStayer(generation=2, joiners=JOINERS, linked=(4,)))
     assert half.state is StayerState.PREPARING
-    assert actions == [PrepareLinks(generation=2, joiners={3: "h:3", 4: "h:4"})]
+    assert actions == [PrepareLinks(generation=2, joiners=JOINERS)]
+    half, actions = stayer.step(half, LinksPrepared(generation=2))
+    assert actions == [Report(report=Ready(generation=2, linked=(3, 4)))]
 
 
 def test_a_broken_link_withdraws_ready_and_vetoes() -> None:
@@ -79,13 +82,13 @@ def test_a_broken_link_withdraws_ready_and_vetoes() -> None:
 
 def test_another_link_to_a_leaver_is_prepared_too_and_one_to_others_is_not() -> None:
     half, actions = stayer.step(ready(), LinkAppeared(peer=3))
-    assert actions == [PrepareLinks(generation=2, joiners={3: "h:3"})]
+    assert actions == [PrepareLinks(generation=2, joiners=JOINERS)]
     assert stayer.obstacles(half)
     assert stayer.step(ready(), LinkAppeared(peer=5)) == (ready(), [])
 
 
 def test_at_the_boundary_it_waits_for_each_leaver_and_commits() -> None:
-    granted, _ = stayer.grant(ready({3: "h:3", 4: "h:4"}), 7)
+    granted, _ = stayer.grant(ready(3, 4), 7)
     half, actions = stayer.step(granted, BoundaryReached(iteration=7))
     assert actions == [StartWait(generation=2, wait=Wait.LEAVER_VERDICT)]
     half, actions = stayer.step(half, verdict(3, True))
@@ -93,7 +96,7 @@ def test_at_the_boundary_it_waits_for_each_leaver_and_commits() -> None:
     assert actions == []
     half, actions = stayer.step(half, verdict(4, True))
     assert half == FAR
-    assert actions == [CommitLinks(generation=2, joiners={3: "h:3", 4: "h:4"})]
+    assert actions == [CommitLinks(generation=2, joiners=JOINERS)]
 
 
 def test_stay_drops_what_was_prepared() -> None:
@@ -106,7 +109,7 @@ def test_verdicts_that_come_early_count_at_the_boundary() -> None:
     assert actions == []
     granted, _ = stayer.grant(early, 7)
     half, actions = stayer.step(granted, BoundaryReached(iteration=7))
-    assert (half, actions) == (FAR, [CommitLinks(generation=2, joiners={3: "h:3"})])
+    assert (half, actions) == (FAR, [CommitLinks(generation=2, joiners=JOINERS)])
 
 
 def test_a_leaver_that_is_gone_or_silent_is_an_error_that_says_what_to_do() -> None:
@@ -121,7 +124,7 @@ def test_a_leaver_that_is_gone_or_silent_is_an_error_that_says_what_to_do() -> N
 
 
 def test_verdicts_that_differ_are_impossible() -> None:
-    half, _ = stayer.step(awaiting({3: "h:3", 4: "h:4"}), verdict(3, True))
+    half, _ = stayer.step(awaiting(3, 4), verdict(3, True))
     with pytest.raises(ImpossibleTransition, match="differ"):
         stayer.step(half, verdict(4, False))
 

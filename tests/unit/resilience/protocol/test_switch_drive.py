@@ -60,7 +60,7 @@ def test_leavers_are_prepared_before_stayers_and_go_comes_last() -> None:
     assert talk.said(PrepareLeaver) == [("m1", PrepareLeaver(generation=2, leavers=(1,), lead=1))]
     assert talk.said(PrepareStayer) == []
     talk.report(1, 1, Ready(generation=2, linked=(0,), transfer="h1:t"))
-    assert talk.said(PrepareStayer) == [("m0", PrepareStayer(generation=2, joiners={1: "h2:1"}))]
+    assert talk.said(PrepareStayer) == [("m0", PrepareStayer(generation=2, joiners={1: "h2:1"}, linked=(1,)))]
     assert talk.said(PrepareJoiner) == [("m2", PrepareJoiner(generation=2, transfer="h1:t", joiners={1: "h2:1"}))]
     talk.report(2, 1, Ready(generation=2), started=2)
     assert talk.said(Go) == []
@@ -131,7 +131,7 @@ def test_running_tells_of_leave_when_the_leads_word_was_lost() -> None:
     talk.report(2, 1, Running(generation=2, iteration=9), started=2)
     assert talk.core.desk.ledger.table == ["m0", "m2"]
     assert talk.core.desk.ledger.boundaries == {2: 9}
-    (first, _) = talk.said(Table)
+    first, *_ = talk.said(Table)
     assert first[1].directory.endpoints == {0: "h0:0", 1: "h2:1"}
     assert first[1].directory.slot_generations == (1, 2)
 
@@ -143,7 +143,7 @@ def test_links_that_come_up_later_are_prepared_and_planned() -> None:
     talk.report(1, 1, Ready(generation=2, linked=(), transfer="h1:t"))
     talk.report(2, 1, Ready(generation=2), started=2)
     talk.report(1, 1, MoreLinks(generation=2, linked=(0,)))
-    assert talk.said(PrepareStayer) == [("m0", PrepareStayer(generation=2, joiners={1: "h2:1"}))]
+    assert talk.said(PrepareStayer) == [("m0", PrepareStayer(generation=2, joiners={1: "h2:1"}, linked=(1,)))]
     talk.report(0, 0, Ready(generation=2, linked=(1,)))
     assert talk.said(Planned) == [("m1", Planned(generation=2, stayers=(0,)))]
 

@@ -108,6 +108,23 @@ def test_reports_arrive_in_order_and_commands_too(agent: AgentSide, link: AgentL
         taken += link.take()
     assert taken == [Query(generation=number) for number in range(500)]
     assert link.take() == []
+
+
+def test_what_cannot_wait_is_taken_at_once_and_the_rest_waits(agent: AgentSide, link: AgentLink) -> None:
+    taken: list[object] = []
+
+    def take_directories(command: RankCommand) -> bool:
+        if isinstance(command, Directory):
+            taken.append(command)
+        return isinstance(command, Directory)
+
+    link.at_once = take_directories
+    directory = Directory(endpoints={}, slot_generations=())
+    agent.send(Query(generation=1), directory, Query(generation=2))
+    while not taken:
+        assert link.wait(LIMIT_S)
+    assert taken == [directory]
+    assert link.take() == [Query(generation=1), Query(generation=2)]
     assert not link.wait(0.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 
 import trainmover_ext
-from megatron.resilience.protocol.messages import PrepareStayer, RankCommand, RankReport, Ready, Unready
+from megatron.resilience.protocol.messages import Directory, PrepareStayer, RankCommand, RankReport, Ready, Unready
+from megatron.resilience.protocol.vote import Contribution
 from megatron.resilience.worker.handover import Handover
 from megatron.resilience.worker.rank_worker import Place, RankWorker
 from trainmover_ext.switching import SwitchPhase, SwitchState
+
+LIMIT_S = 20.0
 
 
 @dataclass
@@ -71,11 +75,15 @@ def line() -> Line:
     return Line()
 
 
+def worker_of(line: Line, all_reduce: Callable[[Contribution], Contribution]) -> RankWorker:
+    place = Place(global_rank=1, job="job", token="token", bind_address="127.0.0.1")
+    return RankWorker(place, line, inventory=Arenas(), handover=Handover(), all_reduce=all_reduce)
+
+
 @pytest.fixture
 def vote(links: Links, line: Line) -> Iterator[Callable[[], int]]:
     """One vote after the other; gives the rank's veto."""
-    place = Place(global_rank=1, job="job", token="token", bind_address="127.0.0.1")
-    worker = RankWorker(place, line, inventory=Arenas(), handover=Handover(), all_reduce=lambda own: own)
+    worker = worker_of(line, lambda own: own)
     iterations = itertools.count(1)
 
     def one() -> int:
@@ -86,7 +94,8 @@ def vote(links: Links, line: Line) -> Iterator[Callable[[], int]]:
     worker.close()
 
 
-PREPARE = PrepareStayer(generation=2, joiners={3: "joiner of 3"})
+PREPARE = PrepareStayer(generation=2, joiners={3: "joiner of 3"}, linked=(3,))
+MOVED = Directory(endpoints={1: "here", 0: "where it is now"}, slot_generations=(2, 1))
 READY = SwitchState(phase=SwitchPhase.READY, reason="")
 
 
@@ -121,3 +130,41 @@ def test_what_cannot_be_prepared_is_told_and_vetoes(links: Links, line: Line, vo
     assert vote() == 1
     assert vote() == 1
     assert line.reports == [Unready(generation=2, why=links.refuses)]
+
+
+def test_a_rank_that_waits_in_a_collective_hears_that_another_has_moved(
+    links: Links, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert links.peers == (3,)
+    known: dict[int, str] = {}
+    monkeypatch.setattr(trainmover_ext, "add_endpoints", lambda endpoints, generation: known.update(endpoints))
+
+    def all_reduce(own: Contribution) -> Contribution:
+        heard = threading.Thread(target=lambda: took.append(worker.hear(MOVED)))
+        heard.start()
+        heard.join(LIMIT_S)
+        return own
+
+    took: list[bool] = []
+    worker = worker_of(line, all_reduce)
+    worker.vote(1, obstacles=(), exits=0)
+    assert (took, known) == ([True], {0: "where it is now"})
+    assert not worker.hear(PREPARE)
+    worker.close()
+
+
+def test_what_fails_at_once_is_said_again_in_the_loop(
+    links: Links, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert links.peers == (3,)
+
+    def refuse(endpoints: object, generation: int) -> None:
+        raise ValueError(f"{endpoints} of {generation}")
+
+    monkeypatch.setattr(trainmover_ext, "add_endpoints", refuse)
+    worker = worker_of(line, lambda own: own)
+    assert not worker.hear(MOVED)
+    line.commands = [MOVED]
+    with pytest.raises(ValueError, match="where it is now"):
+        worker.vote(1, obstacles=(), exits=0)
+    worker.close()
