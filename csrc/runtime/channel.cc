@@ -78,6 +78,10 @@ bool Channel::matchUnexpected(Transfer& transfer) {
   transfer.bytes = bytes;
   if (bytes > 0) std::memcpy(transfer.data, message.payload.get(), bytes);
   returnCredit(bytes + kFrameHeaderBytes);
+  if (hasOutgoing()) {
+    flush();
+    link_->notify();
+  }
   end(transfer);
   return true;
 }
