@@ -44,6 +44,7 @@ class CommunicatorImpl::QueuedCollective final : public PendingOperation {
   bool advance() override {
     moved = false;
     if (!inner_) {
+      is_next_ = true;
       inner_ = communicator_.makeOperation(call_, shape_);
       if (!inner_) return false;
       moved = true;
@@ -53,7 +54,8 @@ class CommunicatorImpl::QueuedCollective final : public PendingOperation {
     moved |= inner_->moved;
     return done;
   }
-  bool waitsFor(int group_rank) const override { return inner_ && inner_->waitsFor(group_rank); }
+  // Before its group shares memory it waits for all others.
+  bool waitsFor(int group_rank) const override { return inner_ ? inner_->waitsFor(group_rank) : is_next_; }
   bool needsMemoryOf(int group_rank) const override { return inner_ && inner_->needsMemoryOf(group_rank); }
   void inspect() override {
     if (inner_) inner_->inspect();
@@ -64,6 +66,7 @@ class CommunicatorImpl::QueuedCollective final : public PendingOperation {
   CommunicatorImpl& communicator_;
   CollectiveCall call_;
   Shape shape_;
+  bool is_next_ = false;
   std::unique_ptr<PendingOperation> inner_;
 };
 

@@ -12,6 +12,7 @@ constexpr std::uint64_t kHandshakeLimitMs = 5'000;  // to prove it
 constexpr int kParkedMax = 4096;                    // authenticated, waiting for something of ours
 constexpr std::uint64_t kRetryMs = 20;              // between attempts
 constexpr std::uint64_t kStaleRetryMs = 100;        // the same, after "stale": until somebody tells where to call
+constexpr std::uint64_t kGoneAfterMs = 800;         // nobody listens where a rank did, and nobody tells where it is now
 constexpr int kRefusedAttemptsMax = 5;              // nobody listens where a joiner is said to listen: it is gone
 constexpr std::uint64_t kHeartbeatsPerTimeout = 4;
 constexpr std::size_t kPassedDescriptorsMax = 2;

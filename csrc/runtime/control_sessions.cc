@@ -191,15 +191,15 @@ void ControlPlane::connectFailed(Session& session, int error) {
   if (found != wants_.end() && error == ECONNREFUSED) nobodyListens(key, found->second, monotonicMs());
 }
 
-// It may be gone, or its slot may have moved and its successor's address be on its way: that is for as long as silence
-// may last. A joiner has only just told where it listens.
+// It may be gone, or its slot may have moved and its successor's address be on its way: for that there is a moment, as
+// leavers live until all have been told. A joiner has only just told where it listens.
 void ControlPlane::nobodyListens(const Key& key, Want& want, std::uint64_t now_ms) {
   if (want.refused++ == 0) want.refused_since_ms = now_ms;
   if (isPlanned(key)) {
     if (want.refused < kRefusedAttemptsMax) return;
     return breakPlan("global rank " + std::to_string(key.peer) + ": nobody listens at the joiner's endpoint");
   }
-  if (elapsedMs(want.refused_since_ms, now_ms) > config_.settings.peer_timeout_ms) {
+  if (elapsedMs(want.refused_since_ms, now_ms) > std::min(kGoneAfterMs, config_.settings.peer_timeout_ms)) {
     lost(key.peer, "nobody listens where it did", false);
   }
 }

@@ -212,8 +212,23 @@ class SwitchDrive(SwitchSends):
             self.desk.journal(SwitchGo(time_ms=self.desk.now_ms, generation=self.generation))
             self._to_leaver(self.lead, Go(generation=self.generation))
             self._progress("all are ready; waiting for an iteration boundary")
-        if self.phase is Phase.LEFT and set(self.running) >= everyone:
+        if self.phase is Phase.LEFT and set(self.running) >= everyone and self._table_is_out():
             self._done()
+
+    def _table_is_out(self) -> bool:
+        """All who hold ranks can have heard of LEAVE: a rank that calls a leaver which has ended takes it for dead."""
+        away_ms = [self._away_ms(holder) for holder in self.desk.ledger.table if not self._is_attached(holder)]
+        return all(away > self.desk.limits.agent_lost_ms for away in away_ms)
+
+    def _is_attached(self, machine_id: str) -> bool:
+        machine = self.desk.members.get(machine_id)
+        return machine is not None and machine.attached
+
+    def _away_ms(self, machine_id: str) -> float:
+        """How long its agent has not been connected: since this phase began, if it never was."""
+        machine = self.desk.members.get(machine_id)
+        began_ms = self.desk.now_ms if self.deadline_ms is None else self.deadline_ms - self._limit()
+        return self.desk.now_ms - (machine.lost_since_ms if machine else began_ms)
 
     def _mark(self) -> SwitchPhase:
         return SwitchPhase(time_ms=self.desk.now_ms, generation=self.generation, phase=self.phase.value)
@@ -281,11 +296,11 @@ class SwitchDrive(SwitchSends):
             self.deadline_ms = self.desk.now_ms + self._limit()
         if self.phase in UNDECIDED and self.phase is not Phase.WITHDRAWING:
             for move in self.moves:
-                machine = self.desk.members.get(move.joiner)
-                lost_since = machine.lost_since_ms if machine else self.deadline_ms - self._limit()
-                away_ms = self.desk.now_ms - lost_since
-                if (machine is None or not machine.attached) and away_ms > self.desk.limits.agent_lost_ms:
+                away_ms = self._away_ms(move.joiner)
+                if not self._is_attached(move.joiner) and away_ms > self.desk.limits.agent_lost_ms:
                     self.joiner_gone(move.joiner, f"the agent of machine {move.joiner} is away for {away_ms:.0f} ms")
+        if self.phase is Phase.LEFT:
+            self.advance()
         if self.phase is not Phase.OVER and self.desk.now_ms > self.deadline_ms:
             self._expire()
 

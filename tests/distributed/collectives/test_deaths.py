@@ -114,6 +114,18 @@ def test_a_killed_rank_is_lost_to_its_peer_and_blamed_to_the_others(wire: str, r
 
 
 @pytest.mark.parametrize("wire", WIRES)
+def test_a_killed_rank_is_lost_to_who_calls_it_for_the_first_time(wire: str, tmp_path: Path) -> None:
+    with job(wire, 4, tmp_path, *CHAIN) as ranks:
+        ranks[3].kill()
+        for error in ("PeerLost", "CollectiveAborted"):
+            called_at = time.monotonic()
+            outcome: Outcome = ranks[2].call(try_call, all_reduce, 3)
+            print(f"{wire}: {outcome.error} after {outcome.at - called_at:.2f} s")
+            assert (outcome.error, outcome.culprit) == (error, 3)
+            assert outcome.at - called_at < LIMIT_S
+
+
+@pytest.mark.parametrize("wire", WIRES)
 def test_a_stopped_rank_is_noticed_within_the_limit(wire: str, tmp_path: Path) -> None:
     with job(wire, 4, tmp_path, *CHAIN, TRAINMOVER_PEER_TIMEOUT_MS=str(SILENCE_MS)) as ranks:
         link_chain(ranks)

@@ -112,9 +112,9 @@ def test_a_rank_that_has_not_heard_finds_the_new_process_when_it_is_told(
             leaver.kill()
         told = {3: job.endpoints[3]}
         if caller != "new":
-            job.ranks[0].start(hear_later, told, job.generation, 0.4)
+            job.ranks[0].start(hear_later, told, job.generation, 0.3)
         if caller == "old":
-            time.sleep(0.3)
+            time.sleep(0.2)
         job.ranks[3].start(all_reduce, 4)
         if caller == "new":
             time.sleep(0.3)
@@ -140,12 +140,12 @@ def test_a_rank_that_is_never_told_gives_up_in_the_end(tmp_path: Path) -> None:
         assert not leaver.call(moves.is_aborted)
 
 
-def test_a_rank_that_nobody_holds_any_more_is_lost_after_as_long_as_silence_may_last(tmp_path: Path) -> None:
-    with switch_job("tcp", CHAIN, tmp_path, TRAINMOVER_PEER_TIMEOUT_MS="1000") as job:
+def test_a_rank_that_nobody_holds_any_more_is_lost_after_a_moment(tmp_path: Path) -> None:
+    with switch_job("tcp", CHAIN, tmp_path) as job:
         link_chain(job)
         move_three(job).kill()
         started_at = time.monotonic()
         outcome = job.ranks[0].call(try_call, all_reduce, 4)
         assert outcome.error == "PeerLost"
         assert "nobody listens where it did" in outcome.message
-        assert 0.9 < time.monotonic() - started_at < 6
+        assert 0.7 < time.monotonic() - started_at < 6
