@@ -16,6 +16,7 @@ from megatron.resilience.protocol.joiner import Joiner, JoinerState
 from megatron.resilience.protocol.leaver import Leaver, LeaverState
 from megatron.resilience.protocol.messages import (
     Built,
+    Directory,
     Left,
     Measured,
     Note,
@@ -297,6 +298,7 @@ class Process:
     def _act_on_process(self, action: RankAction) -> None:
         match action:
             case UpdateDirectory(directory=directory):
+                self._check(directory)
                 self.directory = directory.endpoints
                 self._try_begin()
             case GoLive(generation=generation):
@@ -305,6 +307,13 @@ class Process:
                 self.fail(why)
             case EndProcess(why=why):
                 self.end(0, why)
+
+    def _check(self, directory: Directory) -> None:
+        """It is whole, and tells of each slot the process that has held it since its generation."""
+        shape = self.job.shape
+        assert sorted(directory.endpoints) == list(range(shape.slots * shape.per_machine)), directory
+        for rank, endpoint in directory.endpoints.items():
+            assert endpoint.endswith(f":{directory.slot_generations[rank // shape.per_machine]}"), directory
 
     def _go_live(self, generation: int) -> None:
         assert self.state is not None, "a joiner without state goes live"

@@ -39,7 +39,16 @@ from megatron.resilience.protocol.agent_core import (
     SayToRank,
     Spawn,
 )
-from megatron.resilience.protocol.messages import Directory, Discard, RankReport, Running, StartRanks, StopJob, ToAgent
+from megatron.resilience.protocol.messages import (
+    Directory,
+    Discard,
+    Left,
+    RankReport,
+    Running,
+    StartRanks,
+    StopJob,
+    ToAgent,
+)
 
 RELEASE_S = 30.0
 """From the word that a slot has moved until its ranks are ended."""
@@ -150,6 +159,8 @@ class Agent:
         if isinstance(report, Running) and generation not in self._holding and child is not None:
             self._holding.add(generation)
             self._tell(events.SlotTaken(group_rank=child.slot))
+        if isinstance(report, Left) and child is not None:
+            self._release(child)
         self._step(RankSaid(global_rank=global_rank, generation=generation, report=report))
 
     def _on_refused(self, why: str) -> None:
@@ -310,10 +321,15 @@ class Agent:
         child = self._children.get(generation)
         if child is None:
             return
-        if is_release and child.generation in self._holding:
+        if is_release:
+            self._release(child)
+        asyncio.get_running_loop().call_later(within_s, self._end_child, child)
+
+    def _release(self, child: SpawnerChild) -> None:
+        """What becomes of its ranks concerns the job no more."""
+        if child.generation in self._holding:
             self._holding.discard(child.generation)
             self._tell(events.SlotReleased(group_rank=child.slot))
-        asyncio.get_running_loop().call_later(within_s, self._end_child, child)
 
     def _end_if_done(self) -> None:
         if not self._children and (self._core.stopped or self._stop_signal):

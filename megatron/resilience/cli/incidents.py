@@ -52,7 +52,7 @@ def known_incidents(client: ControllerClient, directory: ResilienceDirectory | N
         for entry in read_entries(directory.journal):
             ledger.apply(decode_entry(entry))
         if ledger.ended:
-            return tuple(incident for _, incident in sorted(ledger.incidents.items()))
+            return ledger.all_incidents()
     return ask_incidents(client)
 
 
@@ -75,13 +75,13 @@ def table(incidents: Sequence[Incident]) -> Any:
             for slot, leaver, joiner in zip(incident.slots, incident.leavers, incident.joiners, strict=True)
         )
         outcome = incident.outcome + (f": {incident.why}" if incident.why else "")
-        happened = incident.boundary >= 0
+        happened = incident.boundary >= 0 and incident.ranks_measured > 0
         rows.add_row(
             incident.incident_id,
             incident.kind,
             outcome,
             moves,
-            str(incident.boundary) if happened else "-",
+            str(incident.boundary) if incident.boundary >= 0 else "-",
             f"{incident.downtime_ms:.1f} ms" if happened else "-",
             f"{incident.lost_ms:.1f} ms" if happened else "-",
             f"{incident.links_replaced} replaced, {incident.links_kept} kept" if happened else "-",

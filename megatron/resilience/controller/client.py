@@ -41,9 +41,10 @@ class ControllerClient:
         """
         deadline_s = time.monotonic() + patience_s
         while True:
+            has_answered = False
             try:
                 for payload in self._call(encode(command)):
-                    deadline_s = time.monotonic() + patience_s
+                    has_answered = True
                     answer: UserAnswer = decode(payload, sender=Party.CONTROLLER, receiver=Party.USER)
                     yield answer
                 return
@@ -53,6 +54,8 @@ class ControllerClient:
                 if error.code() in _PERMANENT:
                     raise ClientError(f"the controller refuses: {error.details()}") from error
                 failure = f"no controller at {self.where}: {error.details()}"
+            if has_answered:  # it was there until now, however long it had nothing to say
+                deadline_s = time.monotonic() + patience_s
             if time.monotonic() >= deadline_s:
                 raise ClientError(
                     f"{failure}; expected one to answer within {patience_s:g} s; training goes on without"

@@ -183,8 +183,9 @@ class Commands:
         self._waiting_ms.pop(command_id, None)
 
     def _finished(self, ended: CommandEnded) -> Finished:
-        mine = [one for one in self.desk.ledger.incidents.values() if one.outcome == "done" and ended.ok]
-        return Finished(command_id=ended.command_id, ok=ended.ok, text=ended.text, incident=mine[-1] if mine else None)
+        done = self.desk.ledger.fulfilled.get(ended.command_id)
+        incident = None if done is None or not ended.ok else self.desk.ledger.incidents.get(done)
+        return Finished(command_id=ended.command_id, ok=ended.ok, text=ended.text, incident=incident)
 
     def close(self, why: str) -> None:
         """The job is over: nothing begins any more, and what was under way has come to nothing unless it had left."""
@@ -255,4 +256,5 @@ def _told(incident: Incident) -> str:
     """The line that ends a migration."""
     moves = zip(incident.slots, incident.leavers, incident.joiners, strict=True)
     moved = ", ".join(f"slot {slot} from {leaver} to {joiner}" for slot, leaver, joiner in moves)
-    return f"{moved} at iteration {incident.boundary}, downtime {incident.downtime_ms:.1f} ms"
+    cost = f"downtime {incident.downtime_ms:.1f} ms" if incident.ranks_measured else "downtime not measured"
+    return f"{moved} at iteration {incident.boundary}, {cost}"

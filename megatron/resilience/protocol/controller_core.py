@@ -47,6 +47,7 @@ from megatron.resilience.protocol.messages import (
     WorkerHello,
 )
 from megatron.resilience.protocol.placement import natural
+from megatron.resilience.protocol.switch_drive import AT_LEAD
 from megatron.resilience.protocol.switch_sends import Phase, tell_table
 
 
@@ -172,6 +173,7 @@ class ControllerCore:
             case RankEnded():
                 self._hear_end(machine, event.message)
             case StartRefused(generation=generation, why=why):
+                machine.ranks = {rank: since for rank, since in machine.ranks.items() if since != generation}
                 drive = self.commands.drive
                 if drive is not None and drive.generation == generation:
                     drive.joiner_gone(machine.machine_id, f"machine {machine.machine_id} refuses: {why}")
@@ -220,7 +222,7 @@ class ControllerCore:
         slot = ledger.slot_of(machine.machine_id)
         if slot is not None and not ledger.running:
             desk.send(machine.machine_id, self._start(slot))
-        if slot is not None and self._directory_is_whole():
+        if slot is not None:
             tell_table(desk)
         for generation in sorted(set(machine.ranks.values())):
             rank = next(rank for rank, started in machine.ranks.items() if started == generation)
@@ -273,7 +275,9 @@ class ControllerCore:
             if undoing is not None and isinstance(report, WorkerHello):
                 self.desk.send(machine.machine_id, undoing)
             return
-        if standing is Standing.HOLDER:
+        slot = self.desk.slot_of(rank)
+        holds = (self.desk.ledger.table[slot], self.desk.ledger.slot_generations[slot])
+        if holds == (machine.machine_id, message.generation):
             self._hear_holder(rank, report)
         drive = self.commands.drive
         if drive is None or isinstance(report, WorkerHello | Progress):
@@ -292,15 +296,12 @@ class ControllerCore:
                     self._built[rank] = report
                 changed = desk.endpoints.get(rank) != endpoint
                 desk.endpoints[rank] = endpoint
-                if changed and self._directory_is_whole():
+                if changed:
                     tell_table(desk)
             case Progress():
                 desk.progress = max(desk.progress, (report.iteration, report.median_iteration_ms))
             case _:
                 pass
-
-    def _directory_is_whole(self) -> bool:
-        return len(self.desk.endpoints) == self.desk.spec.world_size
 
     def _hear_end(self, machine: Machine, ended: RankEnded) -> None:
         rank, ledger, drive = ended.global_rank, self.desk.ledger, self.commands.drive
@@ -312,6 +313,8 @@ class ControllerCore:
         if ledger.ended:
             return
         if standing is Standing.JOINER and drive is not None:
+            if ended.exit_code == 0 and drive.phase in AT_LEAD:
+                return  # it obeyed STAY, or trained to the job's end while nobody listened here: the lead knows
             why = ended.why or f"exit code {ended.exit_code}"
             drive.joiner_gone(machine.machine_id, f"global rank {rank} on machine {machine.machine_id} ended: {why}")
             return

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 
 from megatron.resilience.protocol.journal import AnyEntry, Ledger
 from megatron.resilience.protocol.membership import Membership
-from megatron.resilience.protocol.messages import RankCommand, ToAgent, ToController, ToRank, UserAnswer, UserCommand
+from megatron.resilience.protocol.messages import (
+    RankCommand,
+    StartRanks,
+    ToAgent,
+    ToController,
+    ToRank,
+    UserAnswer,
+    UserCommand,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +49,10 @@ class Limits:
     """From LEAVE until all joiner ranks run; past it the job is stopped. Longer than a joiner in doubt waits for its
     leaver (`worker/limits.py`) and the iteration after that.
     """
-    measure_ms: float = 10_000.0
-    """From then until all ranks have told what it cost, which takes them an iteration; three more are allowed for."""
+    measure_ms: float = 120_000.0
+    """From then until all ranks have told what it cost, which takes them an iteration, with the save or evaluation that
+    may follow; three more are allowed for.
+    """
     agent_lost_ms: float = 30_000.0
     """How long a joiner's agent may be away before LEAVE."""
     settle_ms: float = 5_000.0
@@ -170,6 +180,11 @@ class Desk:
     now_ms: float = 0.0
     actions: list[ControllerAction] = field(default_factory=list)
 
+    @property
+    def directory_is_whole(self) -> bool:
+        """It is known where each rank listens; after a restart, once all have been heard of."""
+        return len(self.endpoints) == self.spec.world_size
+
     def journal(self, entry: AnyEntry) -> None:
         """Decides: writes down and applies."""
         self.ledger.apply(entry)
@@ -179,6 +194,8 @@ class Desk:
         """To a machine, if its agent is connected."""
         machine = self.members.get(machine_id)
         if machine is not None and machine.connection is not None:
+            if isinstance(message, StartRanks):  # it is busy from now on; the agent tells of the end, or refuses
+                machine.ranks.update(dict.fromkeys(message.ranks, message.generation))
             self.actions.append(Send(connection=machine.connection, machine_id=machine_id, message=message))
 
     def to_rank(self, machine_id: str, global_rank: int, command: RankCommand) -> None:

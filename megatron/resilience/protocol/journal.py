@@ -205,6 +205,7 @@ class Ledger:
     ended: bool = False
     ended_ok: bool = False
     ended_why: str = ""
+    ended_ms: float = 0.0
     table: list[str] = field(default_factory=list)
     """Slot -> machine that holds it."""
     incarnations: list[int] = field(default_factory=list)
@@ -249,6 +250,7 @@ class Ledger:
             case JobEnded(ok=ok, why=why):
                 self.expect(not self.ended, entry)
                 self.ended, self.ended_ok, self.ended_why = True, ok, why
+                self.ended_ms = entry.time_ms
             case CommandTaken(command_id=command_id, leavers=leavers, to=to):
                 self.expect(self.command(command_id) is None and command_id not in self.answers, entry)
                 self.queue.append(Command(command_id=command_id, leavers=leavers, to=to))
@@ -319,6 +321,17 @@ class Ledger:
             command.refused |= set(entry.refused)
         self.incidents[switch.generation] = incident_of(switch, outcome="aborted", why=entry.why, end_ms=entry.time_ms)
         self.over, self.switch = switch.generation, None
+
+    def all_incidents(self) -> tuple[Incident, ...]:
+        """All that are over, oldest first; also the one with which the job has failed."""
+        known = dict(self.incidents)
+        if self.ended and self.switch is not None:
+            generation = self.switch.generation
+            boundary = self.boundaries.get(generation, -1)
+            known[generation] = incident_of(
+                self.switch, outcome="failed", why=self.ended_why, end_ms=self.ended_ms, boundary=boundary
+            )
+        return tuple(known[generation] for generation in sorted(known))
 
     def expect(self, holds: bool, entry: AnyEntry) -> None:
         """Raises JournalError unless `holds`."""

@@ -303,7 +303,7 @@ def standing(half: Leaver) -> list[RankAction]:
         return []
     if half.state is _S.UNREADY:
         return [Report(report=Unready(generation=generation, why=half.failed))]
-    if half.state is _S.LEFT and half.is_lead:
+    if half.state is _S.LEFT:
         return [Report(report=Left(generation=generation, boundary=half.boundary))]
     if half.is_lead and half.boundary >= 0:
         return [Report(report=Cast(generation=generation, boundary=half.boundary))]
@@ -362,7 +362,7 @@ def _conclude(half: Leaver, *, leave: bool) -> Step:
         SendNote(peer=peer, note=NoteVerdict(generation=generation, leave=leave))
         for peer in sorted(half.leavers - {half.global_rank})
     ]
-    said = standing(after) if leave else [Report(report=Stayed(generation=generation, why=half.failed))]
+    said = [] if leave else [Report(report=Stayed(generation=generation, why=half.failed))]
     return after, [*notes, *actions, *said]
 
 
@@ -374,8 +374,8 @@ def _obey(half: Leaver, leave: bool) -> Step:
         raise ImpossibleTransition(f"leaver {half.global_rank}: LEAVE, but its joiner never had whole state")
     verdict = NoteVerdict(generation=generation, leave=leave)
     notes: list[RankAction] = [SendNote(peer=peer, note=verdict) for peer in sorted(half.planned)]
-    held = [] if leave else [HoldNewLinks(generation=generation, hold=False)]
-    return after, [*notes, SendVerdict(generation=generation, leave=leave), *held]
+    then = standing(after) if leave else [HoldNewLinks(generation=generation, hold=False)]
+    return after, [*notes, SendVerdict(generation=generation, leave=leave), *then]
 
 
 def _break(half: Leaver, why: str) -> Step:

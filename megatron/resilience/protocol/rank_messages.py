@@ -21,6 +21,8 @@ class PrepareLeaver(Message, frozen=True, kw_only=True):
     """All global ranks that leave in this switch."""
     lead: int
     """The one of them that casts and decides."""
+    since_ms: float = 0.0
+    """How long ago the switch began."""
 
 
 class PrepareStayer(Message, frozen=True, kw_only=True):
@@ -31,6 +33,8 @@ class PrepareStayer(Message, frozen=True, kw_only=True):
     """All of the switch, the same each time: leaver's global rank -> endpoint of the joiner."""
     linked: tuple[int, ...]
     """Those of them that named this rank as linked; more may follow."""
+    since_ms: float = 0.0
+    """How long ago the switch began."""
 
 
 class PrepareJoiner(Message, frozen=True, kw_only=True):
@@ -161,7 +165,7 @@ class Armed(Message, frozen=True, kw_only=True):
 
 
 class Left(Message, frozen=True, kw_only=True):
-    """Lead: all joiner ranks hold whole state, the verdict is LEAVE. The point of no return has passed."""
+    """Any leaver rank: all joiner ranks hold whole state, the verdict is LEAVE. The point of no return has passed."""
 
     generation: int
     boundary: int

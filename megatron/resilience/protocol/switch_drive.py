@@ -218,6 +218,8 @@ class SwitchDrive(SwitchSends):
     def _table_is_out(self) -> bool:
         """All who hold ranks can have heard of LEAVE: a rank that calls a leaver which has ended takes it for dead."""
         away_ms = [self._away_ms(holder) for holder in self.desk.ledger.table if not self._is_attached(holder)]
+        if not away_ms:
+            return self.desk.directory_is_whole
         return all(away > self.desk.limits.agent_lost_ms for away in away_ms)
 
     def _is_attached(self, machine_id: str) -> bool:
@@ -266,6 +268,8 @@ class SwitchDrive(SwitchSends):
         self._enter("left")
         entry = SwitchLeft(time_ms=self.desk.now_ms, generation=self.generation, boundary=boundary)
         self.desk.journal(entry)
+        for rank in self.leaving:  # after a restart a joiner rank may not have been heard of yet
+            self.desk.endpoints.pop(rank, None)
         for rank, built in self.built.items():
             self.desk.endpoints[rank] = built.endpoint
         tell_table(self.desk)  # who has no link to the leaver may ask for its first one in this very iteration
@@ -299,6 +303,8 @@ class SwitchDrive(SwitchSends):
                 away_ms = self._away_ms(move.joiner)
                 if not self._is_attached(move.joiner) and away_ms > self.desk.limits.agent_lost_ms:
                     self.joiner_gone(move.joiner, f"the agent of machine {move.joiner} is away for {away_ms:.0f} ms")
+        if self.desk.directory_is_whole:
+            self.join_late()
         if self.phase is Phase.LEFT:
             self.advance()
         if self.phase is not Phase.OVER and self.desk.now_ms > self.deadline_ms:

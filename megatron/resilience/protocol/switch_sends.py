@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 
 from megatron.resilience.protocol.controller_words import Desk
-from megatron.resilience.protocol.journal import LedgerSwitch
+from megatron.resilience.protocol.journal import LedgerSwitch, Move
 from megatron.resilience.protocol.membership import Machine
 from megatron.resilience.protocol.messages import (
     Abort,
@@ -51,10 +51,13 @@ class SwitchSends:
         self.generation = switch.generation
         self.command_id = switch.command_id
         self.moves = switch.moves
+        self.begun_ms = switch.marks[0][1]
         self.leaving = {rank: move for move in switch.moves for rank in desk.ranks_of(move.slot)}
         self.lead = min(self.leaving)
         self.phase = _phase_of(switch)
         self.restarted = restarted
+        self.waiting_slots: set[int] = set()
+        """After a restart: whose joiners are told nothing before it is known where all ranks listen."""
         self.deadline_ms: float | None = None
         self.failure = ""
         self.gone = ""
@@ -73,13 +76,18 @@ class SwitchSends:
     def begin(self) -> None:
         """JOIN to the joiners."""
         for move in self.moves:
-            self.desk.send(move.joiner, self._join(move.slot))
+            self._join(move)
+
+    def join_late(self) -> None:
+        """JOIN to those who had to wait for it."""
+        for move in [move for move in self.moves if move.slot in self.waiting_slots]:
+            self._join(move)
 
     def resend(self, machine: Machine) -> None:
         """A machine has attached again: everything it must know of this switch, which all may hear twice."""
         mine = [rank for rank, move in self.leaving.items() if move.joiner == machine.machine_id]
         if mine:
-            self.desk.send(machine.machine_id, self._join(self.desk.slot_of(mine[0])))
+            self._join(self.leaving[mine[0]])
             for rank in mine:
                 if self.phase is Phase.PREPARING:
                     self._prepare_joiner(rank)
@@ -106,22 +114,32 @@ class SwitchSends:
             if planned:
                 self._to_leaver(rank, Planned(generation=self.generation, stayers=planned))
 
-    def _join(self, slot: int) -> StartRanks:
-        return StartRanks(
+    def _join(self, move: Move) -> None:
+        """Not before it is known where all listen: a joiner is told at its start, and not again."""
+        if not self.desk.directory_is_whole:
+            self.waiting_slots.add(move.slot)
+            return
+        self.waiting_slots.discard(move.slot)
+        start = StartRanks(
             term=self.desk.term,
             generation=self.generation,
-            slot=slot,
-            ranks=self.desk.ranks_of(slot),
+            slot=move.slot,
+            ranks=self.desk.ranks_of(move.slot),
             endpoints=dict(self.desk.endpoints),
             slot_generations=tuple(self.desk.ledger.slot_generations),
         )
+        self.desk.send(move.joiner, start)
 
     def _to_leaver(self, rank: int, command: Abort | Go | Planned | PrepareLeaver | Query | Withdraw) -> None:
         self.desk.to_rank(self.leaving[rank].leaver, rank, command)
 
+    def _since_ms(self) -> float:
+        return float(round(self.desk.now_ms - self.begun_ms))
+
     def _prepare_leaver(self, rank: int) -> None:
         leavers = tuple(sorted(self.leaving))
-        self._to_leaver(rank, PrepareLeaver(generation=self.generation, leavers=leavers, lead=self.lead))
+        prepare = PrepareLeaver(generation=self.generation, leavers=leavers, lead=self.lead, since_ms=self._since_ms())
+        self._to_leaver(rank, prepare)
 
     def _prepare_joiner(self, rank: int) -> None:
         ready = self.listening.get(rank)
@@ -137,7 +155,7 @@ class SwitchSends:
             return
         joiners = {joiner: built.endpoint for joiner, built in sorted(self.built.items())}
         holder = self.desk.ledger.table[self.desk.slot_of(rank)]
-        prepare = PrepareStayer(generation=self.generation, joiners=joiners, linked=linked)
+        prepare = PrepareStayer(generation=self.generation, joiners=joiners, linked=linked, since_ms=self._since_ms())
         self.desk.to_rank(holder, rank, prepare)
 
     def _stayers(self) -> list[int]:
@@ -171,7 +189,9 @@ class SwitchSends:
 
 
 def tell_table(desk: Desk) -> None:
-    """TABLE to all machines that hold ranks."""
+    """TABLE to all machines that hold ranks, once it is whole; it becomes so when the last one is heard of."""
+    if not desk.directory_is_whole:
+        return
     directory = Directory(endpoints=dict(desk.endpoints), slot_generations=tuple(desk.ledger.slot_generations))
     for machine_id in desk.ledger.table:
         desk.send(machine_id, Table(term=desk.term, directory=directory))

@@ -24,13 +24,18 @@ class Costs:
         self._meter = Meter()
         self._memory_before = 0
         self._arrived_s = time.monotonic()
+        self._since_s: float | None = None
         self._phases: dict[str, tuple[float, float]] = {}
         self.links = (0, 0)
         """Kept and replaced at the last commit."""
 
+    def announce(self, since_s: float) -> None:
+        """A switch has begun somewhere at `since_s` of this process's monotonic clock; preparation here follows."""
+        self._since_s = since_s
+
     def begin(self) -> None:
         """Preparation begins on this rank."""
-        self._meter.begin()
+        self._meter.begin(time.monotonic() if self._since_s is None else self._since_s)
         self._remember_memory()
 
     def granted(self, generation: int, boundary: int) -> None:
@@ -82,5 +87,5 @@ class Costs:
         self._memory_before = self._memory_before or self._memory_bytes()
 
     def _forget(self) -> None:
-        self._memory_before, self.links = 0, (0, 0)
+        self._memory_before, self.links, self._since_s = 0, (0, 0), None
         self._phases.clear()

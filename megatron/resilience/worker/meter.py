@@ -1,7 +1,7 @@
 """What a switch cost this rank, from the times at which it reached the top of each iteration. Pure: times are given.
 
 Downtime is the time from the boundary at which the switch happened to the next one, less the median iteration before
-it; lost time is the same summed up over all iterations since preparation began here. Neither is clamped.
+it; lost time is the same summed up over all iterations since the switch began. Neither is clamped.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ class Meter:
         self._began_at: int | None = None
         self._switch: tuple[int, int] | None = None
 
-    def begin(self) -> None:
-        """Preparation of a switch has begun on this rank: iterations from the present one on may be slower for it."""
+    def begin(self, since_s: float) -> None:
+        """A switch is prepared since `since_s`: iterations from the one then under way on may be slower for it."""
         if self._began_at is None and self._arrivals:
-            self._began_at = self._arrivals[-1][0]
+            before = [iteration for iteration, at_s in self._arrivals if at_s <= since_s]
+            self._began_at = before[-1] if before else self._arrivals[0][0]
 
     def drop(self) -> None:
         """The switch that was prepared is off."""

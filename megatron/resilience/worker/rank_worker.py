@@ -200,6 +200,8 @@ class RankWorker:
     def _listen(self, *, at_links: bool = True) -> None:
         """Commands, links that came up, links prepared, and what the transfer says."""
         for command in self._agent.take():
+            if isinstance(command, messages.PrepareStayer | messages.PrepareLeaver):
+                self._costs.announce(time.monotonic() - command.since_ms / 1e3)
             self._feed(switch.CommandCame(command=command))
         if at_links and (self._place.generation is None or self._core.is_member):  # none while it is isolated
             for peer in trainmover_ext.linked_ranks():
@@ -286,8 +288,8 @@ class RankWorker:
     def _prepare_links(self, generation: int, joiners: dict[int, str]) -> None:
         """Once a generation: a link that comes up later is dropped at the commit, and connects when it is used next."""
         if self._prepared == (generation, joiners):
-            if self._watched is not None and self._watched[1] is SwitchPhase.READY:
-                self._events.put(switch.LinksPrepared(generation=generation))
+            if self._watched is not None:
+                self._watched = (generation, SwitchPhase.PENDING)  # what it is by now is said again
             return
         try:
             trainmover_ext.prepare_switch(generation, joiners)

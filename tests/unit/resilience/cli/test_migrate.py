@@ -26,6 +26,7 @@ INCIDENT = Incident(
     links_kept=30,
     links_replaced=12,
     bytes_moved=4_200_000,
+    ranks_measured=8,
 )
 
 

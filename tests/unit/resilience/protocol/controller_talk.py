@@ -29,6 +29,7 @@ from megatron.resilience.protocol.messages import (
     Migrate,
     RankEnded,
     RankReport,
+    StartRefused,
     ToRank,
     UserCommand,
     WorkerHello,
@@ -54,7 +55,7 @@ class Talk:
         self.entries += [action.entry for action in self.last if isinstance(action, Journal)]
         return self.last
 
-    def says(self, machine: int, message: AgentHello | FromRank | RankEnded) -> list[ControllerAction]:
+    def says(self, machine: int, message: AgentHello | FromRank | RankEnded | StartRefused) -> list[ControllerAction]:
         return self.feed(AgentSaid(connection=machine, message=message, time_ms=self.now_ms))
 
     def hello(
@@ -76,11 +77,13 @@ class Talk:
     def report(self, machine: int, rank: int, report: RankReport, *, started: int = 1) -> list[ControllerAction]:
         return self.says(machine, FromRank(global_rank=rank, generation=started, report=report))
 
+    def listen(self, machine: int, rank: int, generation: int, facts: Facts = FACTS) -> list[ControllerAction]:
+        hello = WorkerHello(generation=generation, endpoint=f"h{machine}:{rank}", facts=facts)
+        return self.report(machine, rank, hello, started=generation)
+
     def build(self, machine: int, rank: int, generation: int, facts: Facts = FACTS) -> list[ControllerAction]:
         endpoint = f"h{machine}:{rank}"
-        self.report(
-            machine, rank, WorkerHello(generation=generation, endpoint=endpoint, facts=facts), started=generation
-        )
+        self.listen(machine, rank, generation, facts)
         built = Built(generation=generation, endpoint=endpoint, facts=facts, memory_bytes=50)
         return self.report(machine, rank, built, started=generation)
 

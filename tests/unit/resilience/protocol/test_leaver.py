@@ -197,7 +197,8 @@ def test_another_leaver_rank_tells_the_lead_and_passes_its_verdict_on() -> None:
     assert actions == [SendNote(peer=2, note=NoteAcked(generation=5))]
     half, actions = leaver.step(half, NoteCame(sender=2, note=LEAVE))
     assert half.state is LeaverState.LEFT
-    assert actions == [SendNote(peer=1, note=LEAVE), SendVerdict(generation=5, leave=True)]
+    left = Report(report=Left(generation=5, boundary=8))
+    assert actions == [SendNote(peer=1, note=LEAVE), SendVerdict(generation=5, leave=True), left]
     half, actions = leaver.release(half)
     assert isinstance(actions[0], EndProcess)
 

@@ -6,12 +6,17 @@ from megatron.resilience.protocol.controller_words import Send
 from megatron.resilience.protocol.messages import (
     Abort,
     Go,
+    Left,
     PrepareJoiner,
     PrepareLeaver,
     PrepareStayer,
     Query,
     Ready,
+    Release,
+    Running,
     StartRanks,
+    StartRefused,
+    Table,
     Withdraw,
 )
 from megatron.resilience.protocol.switch_sends import Phase
@@ -69,7 +74,12 @@ def test_a_restart_falls_back_to_what_is_written_down() -> None:
     assert drive is not None
     assert drive.phase is Phase.JOINING
     talk.hello(2, (1, 2))
-    assert talk.said(StartRanks)
+    assert not talk.said(StartRanks)  # a joiner is told once where all listen, and that is not known yet
+    for rank in range(2):
+        talk.hello(rank, (rank, 1))
+        talk.listen(rank, rank, 1)
+    ((joiner, start),) = talk.said(StartRanks)
+    assert (joiner, start.endpoints) == ("m2", {0: "h0:0", 1: "h1:1"})
     talk = going()
     talk.end(2, 1, 2)
     talk.restart()
@@ -88,3 +98,57 @@ def test_an_abort_after_a_restart_reaches_all_as_it_does_not_know_who_prepared()
 
     talk.report(1, 1, Withdrawn(generation=2))
     assert {name for name, _ in talk.said(Abort)} == {"m0", "m1"}
+
+
+def test_a_table_that_is_not_whole_is_not_told() -> None:
+    talk = going()
+    talk.report(1, 1, Left(generation=2, boundary=9))
+    assert talk.said(Table)
+    talk.restart()
+    talk.hello(2, (1, 2))
+    talk.build(2, 1, 2)
+    talk.report(2, 1, Running(generation=2, iteration=9), started=2)
+    assert not talk.said(Table)
+    assert not talk.said(Release)
+    talk.hello(0, (0, 1))
+    assert not talk.said(Table)
+    assert not talk.said(Release)
+    talk.listen(0, 0, 1)
+    assert {name for name, _ in talk.said(Table)} == {"m0", "m2"}
+    talk.hello(1, (1, 1))
+    assert talk.said(Release)
+
+
+def test_the_leavers_address_is_never_told_for_its_slot_again() -> None:
+    talk = going()
+    talk.report(1, 1, Left(generation=2, boundary=9))
+    talk.hello(1, (1, 1))  # it attaches again, before the joiner runs
+    talk.build(1, 1, 1)
+    assert talk.core.desk.endpoints == {0: "h0:0", 1: "h2:1"}
+    talk = going()
+    talk.restart()
+    talk.hello(0, (0, 1))
+    talk.build(0, 0, 1)
+    talk.hello(1, (1, 1))
+    talk.build(1, 1, 1)
+    talk.report(1, 1, Left(generation=2, boundary=9))  # and its joiner was not heard of yet
+    assert not talk.said(Table)
+    assert talk.core.desk.endpoints == {0: "h0:0"}
+    talk.hello(2, (1, 2))
+    talk.build(2, 1, 2)
+    assert talk.core.desk.endpoints == {0: "h0:0", 1: "h2:1"}
+
+
+def test_a_machine_is_busy_from_the_word_to_start_ranks_until_they_have_ended() -> None:
+    talk = running()
+    talk.migrate("m1", to=("m2",))
+    assert talk.said(StartRanks)
+    machine = talk.core.desk.members.get("m2")
+    assert machine is not None
+    assert machine.ranks == {1: 2}
+    talk.says(2, StartRefused(generation=2, why="a test"))
+    assert machine.ranks == {1: 3}  # it is asked again, as the user wants no other
+    talk.end(2, 1, 3)
+    assert machine.ranks == {1: 4}
+    talk.says(2, StartRefused(generation=3, why="late"))
+    assert machine.ranks == {1: 4}

@@ -110,3 +110,17 @@ def test_nothing_of_a_dropped_switch_is_told(clock: Clock) -> None:
     measured = rank.train(1)
     assert measured is not None
     assert (measured.generation, measured.phases) == (3, {})
+
+
+def test_a_switch_that_began_before_this_rank_was_asked_costs_what_it_cost_meanwhile(clock: Clock) -> None:
+    rank = Rank(clock)
+    rank.train(6)
+    began_s = clock.now_s + 0.001
+    rank.train(1, duration_ms=25.0)
+    rank.costs.announce(began_s)
+    rank.costs.begin()
+    rank.costs.granted(2, boundary=7)
+    measured = rank.train(1, duration_ms=12.0)
+    assert measured is not None
+    assert measured.downtime_ms == pytest.approx(2.0)
+    assert measured.lost_ms == pytest.approx(17.0)

@@ -29,7 +29,7 @@ def test_lost_time_counts_preparation_but_not_what_was_before_it() -> None:
     meter = Meter()
     run(meter, [500.0, *[10.0] * 20])
     now_s = 100.0 + 0.5 + 0.2
-    meter.begin()  # in iteration 22
+    meter.begin(now_s)  # in iteration 22
     for iteration, duration_ms in ((23, 14.0), (24, 12.0)):
         now_s += duration_ms / 1e3
         assert meter.arrive(iteration, now_s) is None
@@ -38,6 +38,17 @@ def test_lost_time_counts_preparation_but_not_what_was_before_it() -> None:
     assert cost is not None
     assert cost.downtime_ms == pytest.approx(20.0)
     assert cost.lost_ms == pytest.approx(4.0 + 2.0 + 20.0)
+
+
+def test_lost_time_counts_from_where_the_switch_began_elsewhere() -> None:
+    meter = Meter()
+    run(meter, [*[10.0] * 20, 30.0, 10.0])
+    meter.begin(100.0 + 0.2 + 0.029)  # within the slow iteration, though this rank is asked to prepare only now
+    meter.granted(generation=3, boundary=23)
+    cost = meter.arrive(24, 100.0 + 0.24 + 0.025)
+    assert cost is not None
+    assert cost.median_iteration_ms == pytest.approx(10.0)
+    assert cost.lost_ms == pytest.approx(20.0 + 0.0 + 15.0)
 
 
 def test_a_switch_that_costs_less_than_nothing_is_not_clamped() -> None:
@@ -61,7 +72,7 @@ def test_the_cost_comes_once_and_only_after_the_boundary() -> None:
 def test_what_was_dropped_is_not_charged_to_the_next_switch() -> None:
     meter = Meter()
     run(meter, [10.0] * 3)
-    meter.begin()
+    meter.begin(100.03)
     meter.arrive(5, 101.0)  # a slow iteration of a switch that is off
     meter.drop()
     meter.granted(generation=4, boundary=5)
