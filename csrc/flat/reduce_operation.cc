@@ -119,8 +119,8 @@ class ReduceOperation final : public FlatOperation {
     checkOffers();
     const bool scatter = call_.kind == CollectiveKind::kReduceScatter;
     const Part part = scatter ? parts_[static_cast<std::size_t>(rank())] : Part{0, count_};
-    group_.countFetched(part.count * element_ * static_cast<std::size_t>(size() - 1));
     if (!call_.outputs.empty() && (call_.kind != CollectiveKind::kReduce || rank() == call_.root)) {
+      group_.countFetched(part.count * element_ * static_cast<std::size_t>(size() - 1));
       for (int other = 0; other < size(); ++other) {
         pointers_[static_cast<std::size_t>(other)] = group_.slot(sequence_, other) + part.begin * element_;
       }

@@ -131,6 +131,7 @@ int CommunicatorImpl::brokenPrepared() const {
 
 void CommunicatorImpl::peerMoved(int global_rank) {
   if (linked_.empty() && !segment_asked_) locality_ = Locality::kUnknown;
+  left_since_ms_.erase(groupRankOf(global_rank));
   const Channel* channel = channelTo(global_rank);
   if (channel == nullptr || channel->generation() == static_cast<std::uint32_t>(host_.pairGeneration(global_rank))) {
     return;

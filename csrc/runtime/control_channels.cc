@@ -137,8 +137,10 @@ void ControlPlane::takeControlFrame(Session& session, const FrameHeader& header,
       return listener_.peerLeft(peer);
     case FrameKind::kMoved: {
       // Its rank or ours has changed hands: nothing more will come here, and that is nobody's death.
-      if (!isReplaced(session)) moved_[peer] = session.peer_incarnation;
-      dropNotes(peer);
+      if (!isReplaced(session)) {
+        moved_[peer] = session.peer_incarnation;
+        dropNotes(peer, 0);
+      }
       drop(session.id);
       std::lock_guard<std::mutex> lock(doorbells_mutex_);
       doorbells_.erase(peer);
@@ -273,7 +275,7 @@ void ControlPlane::forget(int peer) {
   if (left_.count(peer) == 0) {
     for (auto at = delivered_.begin(); at != delivered_.end();) at = of_it(*at) ? delivered_.erase(at) : ++at;
   }
-  dropNotes(peer);
+  dropNotes(peer, 0);
   std::lock_guard<std::mutex> lock(doorbells_mutex_);
   doorbells_.erase(peer);
 }

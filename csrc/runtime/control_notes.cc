@@ -1,4 +1,5 @@
 // Notes on their way out: queued by any thread, sent over the live control channel by the control plane's own.
+#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
@@ -16,7 +17,8 @@ void ControlPlane::sendNote(int peer, Generation generation, std::string payload
       throw TransportError(std::to_string(kNotesToSendMax) + " notes wait to be sent to global rank " +
                            std::to_string(peer) + "; it takes none, or cannot be reached");
     }
-    queue.push_back({peer, generation, std::move(payload)});
+    const auto endpoint = directory_.find(peer);
+    queue.push_back({{peer, generation, std::move(payload)}, endpoint ? endpoint->incarnation : 0});
   }
   command([this, peer] { pumpNotes(peer); });
 }
@@ -32,21 +34,27 @@ void ControlPlane::pumpNotes(int peer, std::size_t outgoing_bytes_max) {
       if (found == notes_.end()) return;
       if (session == nullptr) break;
       if (session->outgoing.size() >= outgoing_bytes_max) return;
-      note = std::move(found->second.front());
+      note = std::move(found->second.front().note);
       found->second.pop_front();
       if (found->second.empty()) notes_.erase(found);
     }
     sendFrame(*session, FrameKind::kNote, generation_, note.generation, note.payload);
   }
-  if (given_up_ != 0) return dropNotes(peer);
+  if (given_up_ != 0) return dropNotes(peer, 0);
   Want& entry = wants_[{Purpose::kControl, 0, 0, peer}];
   if (entry.deadline_ms == 0) entry.deadline_ms = monotonicMs() + config_.settings.connect_timeout_ms;
 }
 
-// They were meant for a process that is gone, or for one that holds its rank no more.
-void ControlPlane::dropNotes(int peer) {
+// Notes for a process that is gone, or that holds its rank no more. Those for the process `but_for` stay.
+void ControlPlane::dropNotes(int peer, std::uint64_t but_for) {
   std::lock_guard<std::mutex> lock(notes_mutex_);
-  notes_.erase(peer);
+  const auto found = notes_.find(peer);
+  if (found == notes_.end()) return;
+  auto& queue = found->second;
+  queue.erase(std::remove_if(queue.begin(), queue.end(),
+                             [&](const Unsent& unsent) { return but_for == 0 || unsent.incarnation != but_for; }),
+              queue.end());
+  if (queue.empty()) notes_.erase(found);
 }
 
 }  // namespace trainmover

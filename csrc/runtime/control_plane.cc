@@ -277,7 +277,7 @@ void ControlPlane::timers(std::uint64_t now_ms) {
   for (const auto& [id, session] : sessions_) {
     if (session->state == SessionState::kControl) continue;
     if (session->deadline_ms != 0 && now_ms > session->deadline_ms) {
-      expired.push_back(id);
+      if (!prolong(*session, now_ms)) expired.push_back(id);
     } else if (session->state == SessionState::kParked) {
       parked.push_back(id);
     }
@@ -301,7 +301,26 @@ void ControlPlane::timers(std::uint64_t now_ms) {
   heartbeats(now_ms);
 }
 
+// A call for a link that waits at a peer which lives: it holds its links, or has not made the communicator yet. How
+// long is for the operation's own limit.
+bool ControlPlane::prolong(Session& session, std::uint64_t now_ms) {
+  const bool waits = session.initiator && session.hello_sent && session.key.purpose != Purpose::kControl;
+  const auto wanted = wants_.find(session.key);
+  if (!waits || isPlanned(session.key) || wanted == wants_.end() || wanted->second.session != session.id) return false;
+  if (controlOf(session.key.peer) == nullptr) return false;
+  session.deadline_ms = wanted->second.deadline_ms = now_ms + config_.settings.connect_timeout_ms;
+  return true;
+}
+
 void ControlPlane::pursue(const Key& key, Want& want, std::uint64_t now_ms) {
+  // The peer may have called first, while this was still meant for the process that held its rank before.
+  if (key.purpose == Purpose::kControl ? controlFor(key) != nullptr : delivered_.count(key) != 0) {
+    const std::uint64_t under_way = want.session;
+    wants_.erase(key);
+    const auto session = sessions_.find(under_way);
+    if (session != sessions_.end() && session->second->state != SessionState::kControl) drop(under_way);
+    return;
+  }
   const bool planned = isPlanned(key);
   const bool moved = !planned && moved_.count(key.peer) != 0;
   if (!planned && left_.count(key.peer) != 0) return lost(key.peer, "it has left", false);

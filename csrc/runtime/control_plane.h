@@ -144,6 +144,7 @@ class ControlPlane final : public LinkSource {
   void dropLinksOf(std::uint64_t communicator);
   void want(const Key& key, Generation recovery, std::size_t bytes);
   void timers(std::uint64_t now_ms);
+  bool prolong(Session& session, std::uint64_t now_ms);
   void pursue(const Key& key, Want& want, std::uint64_t now_ms);
   void connectFor(const Key& key, Want& want, std::uint64_t now_ms);
   void fulfilled(const Key& key);
@@ -194,7 +195,7 @@ class ControlPlane final : public LinkSource {
   void transmit(Session& session, const void* data, std::size_t bytes);
   bool flush(Session& session);
   void pumpNotes(int peer, std::size_t outgoing_bytes_max = kOutgoingBytesMax);
-  void dropNotes(int peer);
+  void dropNotes(int peer, std::uint64_t but_for);
   bool handshakeSend(Session& session, const void* data, std::size_t bytes, const std::vector<int>& descriptors);
 
   const ControlConfig config_;
@@ -214,7 +215,11 @@ class ControlPlane final : public LinkSource {
   std::map<int, std::shared_ptr<PeerDoorbell>> doorbells_;
 
   std::mutex notes_mutex_;
-  std::map<int, std::deque<Note>> notes_;  // to be sent, by global rank
+  struct Unsent {
+    Note note;
+    std::uint64_t incarnation;  // of the process that it is for; 0: not known then
+  };
+  std::map<int, std::deque<Unsent>> notes_;  // by global rank
 
   // The thread's own from here on.
   Generation generation_ = 1;

@@ -138,8 +138,10 @@ void ControlPlane::serve(std::uint64_t id, std::uint32_t events) {
   } catch (const TransportError& error) {
     // Ours to give: what waits for this connection must not wait for ever.
     const Session& session = *sessions_.at(id);
-    if (session.authenticated) listener_.refused(session.key.peer, error.what());
+    const bool planned = session.authenticated && isPlanned(session.key);
+    if (session.authenticated && !planned) listener_.refused(session.key.peer, error.what());
     drop(id);
+    if (planned) breakPlan(error.what());
   } catch (const std::exception& error) {
     refused_.fetch_add(1);
     log_.warn(config_.global_rank, std::string("dropped a connection: ") + error.what());

@@ -90,6 +90,7 @@ void ControlPlane::commit(Generation generation, std::map<int, Endpoint> moved, 
     const Prepared done = std::move(plan_);
     plan_ = Prepared{};
     for (const auto& [peer, id] : done.controls) {
+      if (last_abort_ && last_abort_->generation == generation_) sendAbort(*sessions_.at(id), *last_abort_);
       pumpNotes(peer);
       if (sessions_.count(id) != 0) takeControlFrames(*sessions_.at(id));
     }
@@ -120,7 +121,6 @@ void ControlPlane::turnTo(int peer) {
   for (const std::uint64_t id : old) {
     Session& session = *sessions_.at(id);
     if (session.state == SessionState::kControl) {
-      dropNotes(peer);
       takeLeave(session, generation);
       std::lock_guard<std::mutex> lock(doorbells_mutex_);
       doorbells_.erase(peer);
@@ -128,6 +128,7 @@ void ControlPlane::turnTo(int peer) {
       drop(id);
     }
   }
+  dropNotes(peer, endpoint->incarnation);
   for (auto* gone : {&left_, &moved_}) {
     const auto found = gone->find(peer);
     if (found != gone->end() && found->second != endpoint->incarnation) gone->erase(found);
@@ -149,6 +150,7 @@ void ControlPlane::turnTo(int peer) {
     if (want.session != 0) drop(want.session);
     want.session = want.next_ms = 0;
     want.refused = 0;
+    want.deadline_ms = monotonicMs() + config_.settings.connect_timeout_ms;
     Key now = key;
     now.generation = generation;
     wants_.emplace(now, want);

@@ -108,6 +108,10 @@ void RuntimeImpl::abortWith(const AbortCause& cause) {
 // An abort of a generation that this rank has not entered yet is a sticky floor: it holds for this one too, and again
 // as soon as that one is entered.
 void RuntimeImpl::abortHeard(std::uint32_t generation, const AbortCause& heard) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (role_.load() == Role::kJoining) heard_joining_ = std::make_pair(generation, heard);
+  }
   if (joinBroke(heard.why)) return;
   AbortCause cause = heard;
   {
@@ -124,6 +128,13 @@ void RuntimeImpl::abortHeard(std::uint32_t generation, const AbortCause& heard) 
     }
   }
   abortWith(cause);
+}
+
+void RuntimeImpl::closed(std::uint64_t communicator, std::uint64_t serial) {
+  control_.removeUser(communicator, serial);
+  std::lock_guard<std::mutex> lock(engine_.mutex());
+  if (!plan_) return;
+  for (const auto& [global_rank, endpoint] : plan_->moved()) plan_->linkUp({communicator, global_rank});
 }
 
 void RuntimeImpl::peerLeft(int global_rank) {

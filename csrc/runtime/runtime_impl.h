@@ -89,7 +89,7 @@ class RuntimeImpl final : public Runtime, private CommunicatorHost, private Cont
     if (plan_) plan_->linkUp({communicator, global_rank});
   }
   void checkUsable() const override;
-  void closed(std::uint64_t communicator, std::uint64_t serial) override { control_.removeUser(communicator, serial); }
+  void closed(std::uint64_t communicator, std::uint64_t serial) override;
   void failed(int culprit, const std::string& why, bool lost) override {
     abortWith({generation(), culprit, why, lost, false});
   }
@@ -135,6 +135,7 @@ class RuntimeImpl final : public Runtime, private CommunicatorHost, private Cont
   mutable std::mutex mutex_;
   std::vector<std::weak_ptr<CommunicatorImpl>> communicators_;
   std::function<void()> on_abort_;
+  std::optional<std::pair<std::uint32_t, AbortCause>> heard_joining_;  // an abort, as abortHeard() was told
   std::optional<AbortCause> ahead_;  // of a generation that others have entered and this rank has not
   std::atomic<std::uint64_t> communicators_made_{0};
   std::atomic<Role> role_{Role::kMember};

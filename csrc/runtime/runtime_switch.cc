@@ -12,6 +12,7 @@
 namespace trainmover {
 namespace {
 
+constexpr const char* kAborted = "aborted";
 constexpr std::uint64_t kHoldLimitMs = 500;  // for connections that are just being made, for last bytes, for last words
 
 std::string call(const char* name, Generation generation) {
@@ -166,7 +167,7 @@ void RuntimeImpl::voidPlan(const std::string& why) {
 void RuntimeImpl::abortSwitch(Generation generation) {
   std::lock_guard<std::mutex> lock(engine_.mutex());
   if (plan_ && plan_->generation() == generation) {
-    voidPlan("aborted");
+    voidPlan(kAborted);
     plan_.reset();
   } else if (held_ == generation && held_ != 0) {
     held_ = 0;
@@ -174,7 +175,7 @@ void RuntimeImpl::abortSwitch(Generation generation) {
   } else if (role_.load() == Role::kJoining && joining_ == generation) {
     for (const auto& communicator : communicators()) communicator->forgetLinks();
     control_.forgetAll(0);
-    join_broke_ = "aborted";
+    join_broke_ = kAborted;
   }
 }
 
@@ -279,15 +280,19 @@ void RuntimeImpl::joinSwitch(Generation generation) {
   }
   joining_ = last_switch_ = generation;
   join_broke_.clear();
+  {
+    std::lock_guard<std::mutex> own(mutex_);
+    heard_joining_.reset();
+  }
   role_.store(Role::kJoining);
   for (const auto& communicator : communicators()) communicator->forgetLinks();
   control_.forgetAll(generation);
 }
 
 void RuntimeImpl::goLive(Generation generation, const Handover& handover) {
-  std::lock_guard<std::mutex> lock(engine_.mutex());
+  std::unique_lock<std::mutex> lock(engine_.mutex());
   engine_.runPosted();
-  if (role_.load() != Role::kJoining || joining_ != generation) {
+  if (role_.load() != Role::kJoining || joining_ != generation || join_broke_ == kAborted) {
     throw SwitchError(call("go_live", generation) + "this process has not joined in it; join_switch comes first");
   }
   if (handover.recovery >= generation) {
@@ -314,6 +319,14 @@ void RuntimeImpl::goLive(Generation generation, const Handover& handover) {
   control_.setGeneration(handover.recovery);
   role_.store(Role::kMember);
   mode_.store(Mode::kLive);
+  lock.unlock();
+  // What was said to all while it was none of them yet.
+  std::optional<std::pair<std::uint32_t, AbortCause>> heard;
+  {
+    std::lock_guard<std::mutex> own(mutex_);
+    heard = std::exchange(heard_joining_, std::nullopt);
+  }
+  if (heard) abortHeard(heard->first, heard->second);
 }
 
 // --- all ------------------------------------------------------------------------------------------------------------

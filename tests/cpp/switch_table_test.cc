@@ -102,13 +102,22 @@ TEST(notes_are_taken_in_order_up_to_a_bound) {
 
 TEST(whoever_waits_for_a_note_wakes_when_one_comes_or_the_box_is_closed) {
   NoteBox box;
-  std::thread giver([&] { box.put({2, 7, "late"}); });
-  const auto note = box.take(std::chrono::seconds{20});
+  const auto start = std::chrono::steady_clock::now();
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds{50}); };  // until somebody waits
+  std::thread giver([&] {
+    pause();
+    box.put({2, 7, "late"});
+  });
+  const auto note = box.take(std::chrono::seconds{60});
   giver.join();
   CHECK(note && note->peer == 2 && note->payload == "late");
-  std::thread closer([&] { box.close(); });
-  CHECK(!box.take(std::chrono::seconds{20}));
+  std::thread closer([&] {
+    pause();
+    box.close();
+  });
+  CHECK(!box.take(std::chrono::seconds{60}));
   closer.join();
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds{20});
 }
 
 }  // namespace

@@ -216,7 +216,9 @@ TEST(one_joiner_may_be_prepared_for_again_and_again) {
     for (const int stayer : {0, 1}) job[stayer].runtime->abortSwitch(generation);
     if (generation % 2 != 0) joiner->runtime->abortSwitch(generation);
   }
-  CHECK(!joiner->runtime->aborted());
+  CHECK_THROWS(joiner->runtime->goLive(59, job[2].runtime->handover()), SwitchError);  // it was aborted
+  joiner->runtime->joinSwitch(60);
+  CHECK(joiner->runtime->switchState(60).phase == SwitchPhase::kReady);
   joiner->runtime->shutdown();
 }
 

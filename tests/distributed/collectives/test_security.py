@@ -20,6 +20,7 @@ import torch.distributed as dist
 import trainmover_ext
 from tests.distributed.collectives import runner
 from tests.distributed.collectives.intruder import (
+    LIMIT_S,
     Hello,
     Purpose,
     Target,
@@ -257,6 +258,10 @@ def test_a_communicator_that_is_not_there_waits_for_it_and_no_longer_than_its_ca
     with scene.connect() as connection:
         hello = scene.honest.but(purpose=Purpose.LINK, communicator=12345)
         connection.sendall(hello.signed(challenge_of(connection)))
+        connection.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            read_message(connection)
+        connection.settimeout(LIMIT_S)
         connection.sendall(b"x")  # it speaks out of turn
         assert is_closed(connection)
 

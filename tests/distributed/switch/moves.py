@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -43,6 +44,17 @@ def is_aborted() -> bool:
 
 def links() -> int:
     return sum(stats["links"] for stats in trainmover_ext.communicator_stats())
+
+
+def held_by_links() -> dict[str, int]:
+    """Bytes, and open sockets of this process."""
+    sockets = 0
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            sockets += os.readlink(f"/proc/self/fd/{entry}").startswith("socket:")
+        except FileNotFoundError:  # the listing's own
+            continue
+    return {"link_buffers": trainmover_ext.memory_stats()["link_buffers"], "sockets": sockets}
 
 
 MEMORY_BEFORE: dict[str, int] = {}
