@@ -75,6 +75,12 @@ Session* ControlPlane::controlFor(const Key& key) {
   return found == plan_.controls.end() ? nullptr : sessions_.at(found->second).get();
 }
 
+// To the caller a control channel is up once it has been welcomed, which is a little earlier than here.
+bool ControlPlane::mayTakeFrames(const Session& session) const {
+  const bool welcomed = session.state == SessionState::kPassing && session.key.purpose == Purpose::kControl;
+  return session.state == SessionState::kControl || welcomed;
+}
+
 void ControlPlane::serveControl(Session& session) {
   std::uint8_t bytes[16384];
   std::vector<Descriptor> none;
@@ -128,6 +134,11 @@ void ControlPlane::takeControlFrame(Session& session, const FrameHeader& header,
       cause.why = reason;
       cause.lost = (header.key & kLostBit) != 0;
       cause.silent = (header.key & kSilentBit) != 0;
+      // Its end will be read here too, perhaps in a generation that knows of it already.
+      const bool is_over = cause.lost && !cause.silent && cause.culprit != peer;
+      if (is_over && header.generation == static_cast<std::uint32_t>(listener_.presentGeneration())) {
+        forget(cause.culprit);
+      }
       return listener_.abortHeard(header.generation, cause);
     }
     case FrameKind::kGoodbye:

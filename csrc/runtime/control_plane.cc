@@ -79,9 +79,10 @@ void ControlPlane::start() {
 void ControlPlane::stop() {
   if (!thread_.joinable()) return;
   command([this] {
-    for (const auto& [peer, id] : controls_) {
-      pumpNotes(peer, SIZE_MAX);
-      sendFrame(*sessions_.at(id), FrameKind::kGoodbye, generation_, 0, "");
+    for (const auto& [peer, id] : controls_) pumpNotes(peer, SIZE_MAX);
+    for (const auto& [id, session] : sessions_) {
+      if (mayTakeFrames(*session) && !isPlanned(session->key))
+        sendFrame(*session, FrameKind::kGoodbye, generation_, 0, "");
     }
     stopping_.store(true, std::memory_order_release);
   });

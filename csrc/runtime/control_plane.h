@@ -157,6 +157,7 @@ class ControlPlane final : public LinkSource {
   void serveConnecting(Session& session);
   void serveHandshake(Session& session);
   void servePassing(Session& session);
+  bool mayTakeFrames(const Session& session) const;
   void serveControl(Session& session);
   void takeControlFrames(Session& session);
   bool isForLater(const Session& session, const FrameHeader& header) const;

@@ -217,8 +217,8 @@ void ControlPlane::giveUp(Generation generation, std::uint64_t limit_ms) {
     std::vector<std::uint64_t> others;
     for (const auto& [id, session] : sessions_) {
       if (!session->authenticated || session->state == SessionState::kLeaving) continue;
-      if (session->state == SessionState::kControl) {
-        pumpNotes(session->key.peer, SIZE_MAX);
+      if (mayTakeFrames(*session)) {
+        if (session->state == SessionState::kControl) pumpNotes(session->key.peer, SIZE_MAX);
         takeLeave(*session, generation);
       } else if (session->state != SessionState::kParked) {
         others.push_back(id);  // those who are parked are answered
