@@ -48,6 +48,7 @@ from megatron.resilience.protocol.switch import (
     TransferFailed,
     TransferListening,
     TransferWhole,
+    UpdateDirectory,
     VerdictCame,
     VoteClosed,
     VoteOpened,
@@ -249,6 +250,9 @@ class Rank:
             case GoLive(generation=generation):
                 self.granted = generation
                 self.hub.say(kind="live")
+            case UpdateDirectory(directory=directory):
+                if len(directory.endpoints) != self.world:
+                    raise RuntimeError(f"found {directory}, expected the endpoints of {self.world} ranks")
             case Fail(why=why):
                 raise RuntimeError(why)
             case EndProcess(why=why):

@@ -184,7 +184,7 @@ STEPS = [
 @pytest.mark.parametrize(("step", "half"), STEPS)
 def test_controller_killed_at_each_step_of_a_migration(make: Make, step: int, half: bool) -> None:
     """`half`: just before the entry is on disk."""
-    job = make(slots=2, elastic=1)
+    job = make(slots=2, per_machine=2, elastic=1)
     job.start(die_after=step, half=half)
     job.wait_for("running")
     job.hub.wait_for_iterations(2)
@@ -195,7 +195,7 @@ def test_controller_killed_at_each_step_of_a_migration(make: Make, step: int, ha
     finished = migration.result()
     assert isinstance(finished, Finished), finished
     assert finished.ok, finished.text
-    moved = job.hub.holder(1)[0]
+    moved = job.hub.holder(2)[0]
     done = [incident for incident in job.incidents() if incident.outcome == "done"]
     assert [incident.generation for incident in done] == [moved]
     assert job.status().term == 2
