@@ -278,7 +278,7 @@ void ControlPlane::timers(std::uint64_t now_ms) {
   for (const auto& [id, session] : sessions_) {
     if (session->state == SessionState::kControl) continue;
     if (session->deadline_ms != 0 && now_ms > session->deadline_ms) {
-      if (!prolong(*session, now_ms)) expired.push_back(id);
+      expired.push_back(id);
     } else if (session->state == SessionState::kParked) {
       parked.push_back(id);
     }
@@ -302,15 +302,11 @@ void ControlPlane::timers(std::uint64_t now_ms) {
   heartbeats(now_ms);
 }
 
-// A call for a link that waits at a peer which lives: it holds its links, or has not made the communicator yet. How
-// long is for the operation's own limit.
-bool ControlPlane::prolong(Session& session, std::uint64_t now_ms) {
-  const bool waits = session.initiator && session.hello_sent && session.key.purpose != Purpose::kControl;
-  const auto wanted = wants_.find(session.key);
-  if (!waits || isPlanned(session.key) || wanted == wants_.end() || wanted->second.session != session.id) return false;
-  if (controlOf(session.key.peer) == nullptr) return false;
-  session.deadline_ms = wanted->second.deadline_ms = now_ms + config_.settings.connect_timeout_ms;
-  return true;
+// A call for a link has waited at a peer that lives, and was not answered: it holds its links, or has not made the
+// communicator yet. How long that may last is for the operation's own limit.
+bool ControlPlane::isHeld(const Key& key, const Want& want, std::uint64_t now_ms) {
+  const bool waited = want.unanswered_ms != 0 && elapsedMs(want.unanswered_ms, now_ms) < kHandshakeLimitMs;
+  return waited && key.purpose != Purpose::kControl && !isPlanned(key) && controlOf(key.peer) != nullptr;
 }
 
 void ControlPlane::pursue(const Key& key, Want& want, std::uint64_t now_ms) {
@@ -325,6 +321,9 @@ void ControlPlane::pursue(const Key& key, Want& want, std::uint64_t now_ms) {
   const bool planned = isPlanned(key);
   const bool moved = !planned && moved_.count(key.peer) != 0;
   if (!planned && left_.count(key.peer) != 0) return lost(key.peer, "it has left", false);
+  if (now_ms > want.deadline_ms && isHeld(key, want, now_ms)) {
+    want.deadline_ms = now_ms + config_.settings.connect_timeout_ms;
+  }
   if (now_ms > want.deadline_ms) {
     const std::string why = "no connection within " + std::to_string(config_.settings.connect_timeout_ms) + " ms" +
                             (moved ? "; another process holds its rank now, and nobody has told where" : "");

@@ -95,8 +95,9 @@ class ControlPlane final : public LinkSource {
   /// This process has given its rank up: it tells all, drops all, and refuses all. Waits up to `limit_ms` until all
   /// that can be told have been, so that its end is no death from then on.
   void giveUp(Generation generation, std::uint64_t limit_ms);
-  /// Forgets all connections; `generation` (0: as before) is this rank's slot's from then on.
-  void forgetAll(Generation generation);
+  /// Forgets all connections; `generation` (0: as before) is this rank's slot's from then on. `then` is delivered after
+  /// all that was said of those connections.
+  void forgetAll(Generation generation, std::function<void()> then);
   /// Links that were dropped because their other end was gone: they may be made anew.
   void undeliver(std::set<SwitchPlan::LinkId> links);
 
@@ -120,8 +121,9 @@ class ControlPlane final : public LinkSource {
     std::uint64_t session = 0;  // 0: none under way
     int refused = 0;            // times in a row that nobody listened
     std::uint64_t refused_since_ms = 0;
-    std::size_t bytes = 0;    // of a segment
-    Generation recovery = 0;  // of those who asked
+    std::size_t bytes = 0;            // of a segment
+    Generation recovery = 0;          // of those who asked
+    std::uint64_t unanswered_ms = 0;  // when a call ended that the peer had taken and not answered
   };
   /// Of a switch under way; generation 0: none.
   struct Prepared {
@@ -144,7 +146,7 @@ class ControlPlane final : public LinkSource {
   void dropLinksOf(std::uint64_t communicator);
   void want(const Key& key, Generation recovery, std::size_t bytes);
   void timers(std::uint64_t now_ms);
-  bool prolong(Session& session, std::uint64_t now_ms);
+  bool isHeld(const Key& key, const Want& want, std::uint64_t now_ms);
   void pursue(const Key& key, Want& want, std::uint64_t now_ms);
   void connectFor(const Key& key, Want& want, std::uint64_t now_ms);
   void fulfilled(const Key& key);

@@ -69,6 +69,9 @@ void ControlPlane::drop(std::uint64_t id) {
   }
   const auto wanted = wants_.find(session.key);
   if (wanted != wants_.end() && wanted->second.session == id) {
+    if (session.initiator && session.hello_sent && !session.calling->welcome()) {
+      wanted->second.unanswered_ms = monotonicMs();
+    }
     wanted->second.session = 0;
     wanted->second.next_ms = monotonicMs() + kRetryMs;
   }

@@ -232,8 +232,8 @@ void ControlPlane::giveUp(Generation generation, std::uint64_t limit_ms) {
   done->get_future().wait_for(std::chrono::milliseconds(limit_ms));
 }
 
-void ControlPlane::forgetAll(Generation generation) {
-  command([this, generation] {
+void ControlPlane::forgetAll(Generation generation, std::function<void()> then) {
+  command([this, generation, then = std::move(then)]() mutable {
     clearPlan();
     wants_.clear();
     delivered_.clear();
@@ -248,6 +248,7 @@ void ControlPlane::forgetAll(Generation generation) {
     for (const std::uint64_t id : ids) drop(id);
     for (auto& [communicator, user] : users_) user.segment.reset();
     if (generation != 0) directory_.add({{config_.global_rank, endpoint_}}, generation);
+    listener_.deliver(std::move(then));
     std::lock_guard<std::mutex> lock(doorbells_mutex_);
     doorbells_.clear();
   });

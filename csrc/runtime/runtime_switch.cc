@@ -174,7 +174,7 @@ void RuntimeImpl::abortSwitch(Generation generation) {
     control_.hold(0, 0);
   } else if (role_.load() == Role::kJoining && joining_ == generation) {
     for (const auto& communicator : communicators()) communicator->forgetLinks();
-    control_.forgetAll(0);
+    control_.forgetAll(0, [] {});
     join_broke_ = kAborted;
   }
 }
@@ -286,7 +286,9 @@ void RuntimeImpl::joinSwitch(Generation generation) {
   }
   role_.store(Role::kJoining);
   for (const auto& communicator : communicators()) communicator->forgetLinks();
-  control_.forgetAll(generation);
+  control_.forgetAll(generation, [this, generation] {
+    if (joining_ == generation && join_broke_ != kAborted) join_broke_.clear();
+  });
 }
 
 void RuntimeImpl::goLive(Generation generation, const Handover& handover) {

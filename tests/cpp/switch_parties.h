@@ -23,13 +23,13 @@ struct Party {
   Communicator& group(const std::string& name) { return *groups.at(name); }
 };
 
-inline Settings settingsOf(const std::string& machine_id) {
+inline Settings settingsOf(const std::string& machine_id, std::uint64_t connect_timeout_ms = 20'000) {
   Settings settings;
   settings.machine_id = machine_id;
   settings.use_shared_memory = !machine_id.empty();
   settings.local_ranks = 64;
   settings.flight_recorder_entries = 16;
-  settings.connect_timeout_ms = 20'000;
+  settings.connect_timeout_ms = connect_timeout_ms;
   return settings;
 }
 
@@ -48,9 +48,11 @@ inline std::shared_ptr<Party> makeParty(int rank, const Settings& settings, Mode
 /// A job of one rank a machine; an empty machine id: tcp only.
 class SmallJob {
  public:
-  SmallJob(const std::vector<std::string>& machines, Groups groups) : groups_(std::move(groups)) {
+  SmallJob(const std::vector<std::string>& machines, Groups groups, std::uint64_t connect_timeout_ms = 20'000)
+      : groups_(std::move(groups)) {
     for (std::size_t rank = 0; rank < machines.size(); ++rank) {
-      members_.push_back(makeParty(static_cast<int>(rank), settingsOf(machines[rank]), Mode::kLive, groups_));
+      const Settings settings = settingsOf(machines[rank], connect_timeout_ms);
+      members_.push_back(makeParty(static_cast<int>(rank), settings, Mode::kLive, groups_));
     }
     for (const auto& member : members_) member->runtime->addEndpoints(endpoints());
   }

@@ -218,7 +218,8 @@ TEST(one_joiner_may_be_prepared_for_again_and_again) {
   }
   CHECK_THROWS(joiner->runtime->goLive(59, job[2].runtime->handover()), SwitchError);  // it was aborted
   joiner->runtime->joinSwitch(60);
-  CHECK(joiner->runtime->switchState(60).phase == SwitchPhase::kReady);
+  const auto ready = [&] { return joiner->runtime->switchState(60).phase == SwitchPhase::kReady; };
+  eventually(ready, "what was said of connections before is forgotten");
   joiner->runtime->shutdown();
 }
 
@@ -303,6 +304,48 @@ TEST(callers_of_a_rank_that_moved_find_it_when_they_are_told) {
     warm(job);
     leaver->runtime->shutdown();
   }
+}
+
+TEST(a_call_that_a_leaver_holds_waits_for_longer_than_a_connection_may_take) {
+  SmallJob job({"a", "b", "c"}, kGroups, 300);
+  job.reduce("others", 10, 1);
+  job[2].runtime->holdLinks(2);
+  std::vector<std::int32_t> values(10, 7), got(10);
+  auto send = job[0].group("pair").send(bufferOf(values), 1, 4, kCallLimit);
+  ::poll(nullptr, 0, 1500);
+  if (send->finished()) send->wait();
+  CHECK(!send->finished() && !job[0].runtime->aborted());
+  job[2].runtime->abortSwitch(2);
+  job[2].group("pair").receive(bufferOf(got), 0, 4, kCallLimit)->wait();
+  send->wait();
+  CHECK_EQ(got, values);
+  warm(job);
+}
+
+// The note asks for a channel to the leaver, which has said farewell; the commit brings the joiner's.
+TEST(a_note_between_the_leavers_farewell_and_the_commit_goes_to_nobody_and_harms_nobody) {
+  SmallJob job({"a", "b", "c"}, kGroups, 300);
+  warm(job);
+  auto joiner = job.joiner(2, "d", 2);
+  for (const int stayer : {0, 1}) job[stayer].runtime->prepareSwitch(2, {{2, joiner->runtime->endpoint()}});
+  for (const int stayer : {0, 1}) untilReady(job[stayer], 2);
+  job[2].runtime->holdLinks(2);
+  const Handover handover = job[2].runtime->handover();
+  job[2].runtime->leaveSwitch(2);
+  ::poll(nullptr, 0, 100);  // until the farewell is there
+  job[0].runtime->sendNote(2, 2, "to the leaver");
+  ::poll(nullptr, 0, 50);
+  for (const int stayer : {0, 1}) job[stayer].runtime->commitSwitch(2);
+  job[0].runtime->sendNote(2, 2, "to the joiner");
+  joiner->runtime->goLive(2, handover);
+  auto leaver = job.put(joiner);
+  const auto note = job[2].runtime->receiveNote(std::chrono::seconds{10});
+  CHECK(note && note->payload == "to the joiner");
+  CHECK(!job[2].runtime->receiveNote(std::chrono::milliseconds{100}));
+  ::poll(nullptr, 0, 1000);
+  warm(job);
+  for (int rank = 0; rank < 3; ++rank) CHECK(!job[rank].runtime->aborted());
+  leaver->runtime->shutdown();
 }
 
 TEST(a_joiner_that_calls_those_who_have_not_heard_waits_for_them) {

@@ -81,7 +81,10 @@ CASES = (
         machines=4,
         moves=("2",),
     ),
-    Case(name="fp16", flags=f"{PIPELINE} {NO_DROPOUT} --fp16 --loss-scale 128 {NO_EVALUATION}"),
+    Case(
+        name="fp16",
+        flags=f"{PIPELINE} {NO_DROPOUT} --fp16 --initial-loss-scale 128 --loss-scale-window 4 {NO_EVALUATION}",
+    ),
     Case(name="plain-optimizer", flags=f"--pipeline-model-parallel-size 2 {NO_EVALUATION}", moves=("0",)),
     Case(name="interleaved", flags=f"{PIPELINE} {INTERLEAVED} {NO_EVALUATION}"),
     Case(
