@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from megatron.resilience.protocol.vote import VOTE_NUMBERS, Contribution
 from megatron.training.ending import Ending, EndingWatch
 
 if TYPE_CHECKING:  # it needs the extension, which a run without resilience may do without
@@ -67,12 +64,3 @@ class SwitchedMembership:
     def ending(self, iteration: int) -> Ending:
         """What the vote of `iteration` said."""
         return self._ending
-
-
-def all_reduce_vote(own: Contribution) -> Contribution:
-    """The MAX of all ranks' votes: int64 of shape [3], over WORLD. Collective."""
-    numbers = torch.tensor(own.numbers(), dtype=torch.int64, device=torch.cuda.current_device())
-    assert numbers.numel() == VOTE_NUMBERS
-    torch.distributed.all_reduce(numbers, op=torch.distributed.ReduceOp.MAX)
-    cast, veto, ending = numbers.tolist()
-    return Contribution(cast=cast, veto=veto, exit=ending)

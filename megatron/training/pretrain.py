@@ -98,7 +98,7 @@ def _train(
 
         switching.check_switchable(plan)
         parts = (watch, trainee, progress, reporter, checkpointer)
-        with _until_replaced(), switching.member(argv, environment, *parts) as membership:
+        with _until_replaced(), switching.member(plan, argv, environment, *parts) as membership:
             _run(plan, loop, progress, membership, trainee, reporter)
 
 
@@ -115,7 +115,7 @@ def _succeed(argv: Sequence[str], environment: Environment, providers: Providers
             *(providers.forward_step, joiner.checkpointer, joiner.reporter),
         )
         own = (joiner.watch, joiner.inventory, joiner.handover)
-        with _until_replaced(), switching.successor(argv, environment, *own) as membership:
+        with _until_replaced(), switching.successor(joiner.plan, argv, environment, *own) as membership:
             _run(joiner.plan, loop, joiner.progress, membership, joiner.trainee, joiner.reporter)
 
 

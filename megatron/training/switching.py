@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 from megatron.resilience.state.inventory import Inventory, take_inventory
 from megatron.resilience.worker.agent_link import AgentLink, LinkIdentity
@@ -19,9 +20,10 @@ from megatron.training.config import SettingsError
 from megatron.training.ending import EndingWatch
 from megatron.training.environment import Environment
 from megatron.training.layout import Plan
-from megatron.training.membership import SwitchedMembership, all_reduce_vote
+from megatron.training.membership import SwitchedMembership
 from megatron.training.model_setup import Trainee
 from megatron.training.reporting import Reporter
+from megatron.training.vote_group import VoteGroup
 from trainmover_ext.settings import read_settings
 
 
@@ -41,6 +43,7 @@ def check_switchable(plan: Plan) -> None:
 
 @contextmanager
 def member(
+    plan: Plan,
     argv: Sequence[str],
     environment: Environment,
     watch: EndingWatch,
@@ -55,28 +58,31 @@ def member(
         progress=progress, reporter=reporter, checkpointer=checkpointer, watch=watch, links=handover
     )
     inventory = take_inventory(trainee, bookkeeping)
-    with _worker(argv, environment, inventory, handover) as worker:
+    with _worker(plan, environment, inventory, handover) as worker:
         worker.start(local_facts(model_configuration=" ".join(argv)))
         yield SwitchedMembership(watch, worker)
 
 
 @contextmanager
 def successor(
-    argv: Sequence[str], environment: Environment, watch: EndingWatch, inventory: Inventory, handover: Handover
+    plan: Plan,
+    argv: Sequence[str],
+    environment: Environment,
+    watch: EndingWatch,
+    inventory: Inventory,
+    handover: Handover,
 ) -> Iterator[SwitchedMembership]:
     """Takes the place of a running rank: returns when its state is here and it may train on.
 
     Raises SlotMoved when the switch that it was started for is off.
     """
-    with _worker(argv, environment, inventory, handover) as worker:
+    with _worker(plan, environment, inventory, handover) as worker:
         worker.join(local_facts(model_configuration=" ".join(argv)))
         yield SwitchedMembership(watch, worker)
 
 
 @contextmanager
-def _worker(
-    argv: Sequence[str], environment: Environment, inventory: Inventory, handover: Handover
-) -> Iterator[RankWorker]:
+def _worker(plan: Plan, environment: Environment, inventory: Inventory, handover: Handover) -> Iterator[RankWorker]:
     settings = read_settings()
     if settings.token is None:
         raise SettingsError("TRAINMOVER_AGENT is set and TRAINMOVER_TOKEN is not; start by trainmover run --resilience")
@@ -93,10 +99,13 @@ def _worker(
         bind_address=settings.bind_address,
         generation=generation,
     )
-    worker = RankWorker(place, link, inventory=inventory, handover=handover, all_reduce=all_reduce_vote)
+    timeout = timedelta(minutes=plan.settings.parallel.distributed_timeout_minutes)
+    votes = VoteGroup(environment.global_rank, environment.world_size, timeout=timeout)
+    worker = RankWorker(place, link, inventory=inventory, handover=handover, all_reduce=votes.all_reduce)
     link.at_once = worker.hear
     try:
         yield worker
     finally:
         worker.close()
+        votes.close()
         link.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,18 +79,6 @@ def test_another_ranks_ending_ends_this_one() -> None:
     membership = switched(Worker(Ending.SIGNAL_CAME))
     membership.vote(1, ())
     assert membership.ending(1) is Ending.SIGNAL_CAME
-
-
-@pytest.mark.parametrize("numbers", [(0, 0, 0), (2**40 + 3, 1, 3)])
-def test_a_vote_of_one_rank_is_its_own(
-    lone_rank: Callable[[str], AbstractContextManager[Any]], numbers: tuple[int, int, int]
-) -> None:
-    from megatron.training.membership import all_reduce_vote
-
-    cast_, veto, exits = numbers
-    own = Contribution(cast=cast_, veto=veto, exit=exits)
-    with lone_rank(""):
-        assert all_reduce_vote(own) == own
 
 
 def vetoes(flags: str, *, iteration: int) -> tuple[str, ...]:
