@@ -307,12 +307,12 @@ TEST(callers_of_a_rank_that_moved_find_it_when_they_are_told) {
 }
 
 TEST(a_call_that_a_leaver_holds_waits_for_longer_than_a_connection_may_take) {
-  SmallJob job({"a", "b", "c"}, kGroups, 300);
+  SmallJob job({"a", "b", "c"}, kGroups, 1000);
   job.reduce("others", 10, 1);
   job[2].runtime->holdLinks(2);
   std::vector<std::int32_t> values(10, 7), got(10);
   auto send = job[0].group("pair").send(bufferOf(values), 1, 4, kCallLimit);
-  ::poll(nullptr, 0, 1500);
+  ::poll(nullptr, 0, 2500);
   if (send->finished()) send->wait();
   CHECK(!send->finished() && !job[0].runtime->aborted());
   job[2].runtime->abortSwitch(2);
@@ -324,7 +324,7 @@ TEST(a_call_that_a_leaver_holds_waits_for_longer_than_a_connection_may_take) {
 
 // The note asks for a channel to the leaver, which has said farewell; the commit brings the joiner's.
 TEST(a_note_between_the_leavers_farewell_and_the_commit_goes_to_nobody_and_harms_nobody) {
-  SmallJob job({"a", "b", "c"}, kGroups, 300);
+  SmallJob job({"a", "b", "c"}, kGroups, 1000);
   warm(job);
   auto joiner = job.joiner(2, "d", 2);
   for (const int stayer : {0, 1}) job[stayer].runtime->prepareSwitch(2, {{2, joiner->runtime->endpoint()}});
@@ -342,7 +342,7 @@ TEST(a_note_between_the_leavers_farewell_and_the_commit_goes_to_nobody_and_harms
   const auto note = job[2].runtime->receiveNote(std::chrono::seconds{10});
   CHECK(note && note->payload == "to the joiner");
   CHECK(!job[2].runtime->receiveNote(std::chrono::milliseconds{100}));
-  ::poll(nullptr, 0, 1000);
+  ::poll(nullptr, 0, 2000);
   warm(job);
   for (int rank = 0; rank < 3; ++rank) CHECK(!job[rank].runtime->aborted());
   leaver->runtime->shutdown();
