@@ -65,6 +65,8 @@ class Communicator {
                                              std::chrono::milliseconds timeout, bool waited_at_once = false) = 0;
 
   virtual void setTimeout(std::chrono::milliseconds timeout) = 0;
+  /// From now on whoever waits for an operation sleeps at once, instead of looking often: for waits that last.
+  virtual void sleepWhileWaiting() = 0;
   /// Collectives started so far in this generation.
   virtual std::uint64_t sequence() const = 0;
   virtual CommunicatorStats stats() const = 0;

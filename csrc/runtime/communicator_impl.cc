@@ -177,6 +177,7 @@ void CommunicatorImpl::record(PendingOperation& operation, FlightRecord facts, s
   facts.timeout_ms = limit_ms;
   facts.created_ns = wallClockNs();
   operation.waits = waits_;
+  operation.sleeps = sleeps_.load(std::memory_order_relaxed);
   operation.recorder = &host_.recorder();
   operation.record = operation.recorder->add(std::move(facts));
 }

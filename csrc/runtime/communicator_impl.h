@@ -81,6 +81,7 @@ class CommunicatorImpl final : public Communicator,
   std::shared_ptr<Operation> receive(Buffer buffer, int peer, std::int64_t tag, std::chrono::milliseconds timeout,
                                      bool waited_at_once) override;
   void setTimeout(std::chrono::milliseconds timeout) override { config_.timeout = timeout; }
+  void sleepWhileWaiting() override { sleeps_.store(true, std::memory_order_relaxed); }
   std::uint64_t sequence() const override { return started_.load(std::memory_order_relaxed); }
   CommunicatorStats stats() const override;
   void close() override;
@@ -198,7 +199,8 @@ class CommunicatorImpl final : public Communicator,
     std::uint64_t since_ms = 0;
     std::string why;
   };
-  Broken broken_;      // a link closed: an abort that explains it may be on its way
+  Broken broken_;  // a link closed: an abort that explains it may be on its way
+  std::atomic<bool> sleeps_{false};
   bool dead_ = false;  // an operation failed and the links are gone: nothing moves until it is failed or resumed
   std::unordered_map<int, std::uint64_t> left_since_ms_;  // group ranks that said farewell
 };

@@ -38,7 +38,7 @@ void relax() {
 class Engine::Backoff {
  public:
   enum class Next { kSpin, kYield, kSleep };
-  Backoff(bool may_spin, Crowd& crowd) : may_spin_(may_spin), crowd_(crowd) { moved(); }
+  Backoff(bool may_spin, bool sleeps, Crowd& crowd) : may_spin_(may_spin), sleeps_(sleeps), crowd_(crowd) { moved(); }
   void moved() {
     spins_ = 0;
     yielded_ns_ = 0;
@@ -46,6 +46,7 @@ class Engine::Backoff {
     if (crowded_) --crowd_.sleep_at_once;
   }
   Next next() {
+    if (sleeps_) return Next::kSleep;
     if (may_spin_ && spins_ < kSpins) {
       ++spins_;
       return Next::kSpin;
@@ -67,7 +68,7 @@ class Engine::Backoff {
   }
 
  private:
-  const bool may_spin_;
+  const bool may_spin_, sleeps_;
   Crowd& crowd_;
   bool crowded_ = false;
   int spins_ = 0;
@@ -201,7 +202,7 @@ void Engine::wait(PendingOperation& operation, std::uint64_t timeout_ms) {
 }
 
 void Engine::drive(std::unique_lock<std::mutex>& lock, PendingOperation& operation, std::uint64_t deadline_ms) {
-  Backoff backoff(cores_for_all_, crowd_);
+  Backoff backoff(cores_for_all_, operation.sleeps, crowd_);
   int polls = 0;
   while (!operation.finished()) {
     if (poll()) {

@@ -42,6 +42,7 @@ class PendingOperation : public Operation, public std::enable_shared_from_this<P
   std::vector<std::function<void()>> takeCallbacks() { return std::exchange(callbacks_, {}); }
 
   std::uint64_t deadline_ms = 0;
+  bool sleeps = false;  // who waits for it does so at once
   std::string description;
   std::uint64_t record = ~std::uint64_t{0};
   FlightRecorder* recorder = nullptr;

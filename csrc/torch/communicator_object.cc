@@ -261,6 +261,11 @@ PyObject* receive(PyObject* self, PyObject* const* values, Py_ssize_t positional
   });
 }
 
+PyObject* sleepWhileWaiting(PyObject* self, PyObject* /*unused*/) {
+  groupOf(self).communicator().sleepWhileWaiting();
+  return none();
+}
+
 PyObject* close(PyObject* self, PyObject* /*unused*/) {
   return guarded([&] {
     {
@@ -315,6 +320,7 @@ PyMethodDef methods[] = {
     fast("barrier", barrier, "Returns when all ranks have called."),
     fast("send", send, "Sends to one rank."),
     fast("recv", receive, "Receives from one rank, or from any; returns the sender."),
+    {"sleep_while_waiting", sleepWhileWaiting, METH_NOARGS, "From now on waits sleep at once: for those that last."},
     {"close", close, METH_NOARGS, "Fails what is outstanding and drops the links."},
     {nullptr, nullptr, 0, nullptr},
 };

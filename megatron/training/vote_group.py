@@ -20,6 +20,8 @@ class VoteGroup:
     def __init__(self, global_rank: int, world_size: int, *, timeout: timedelta) -> None:
         # Nobody is met in the store: the world's group has told where all listen, or the agent will.
         self._group = Communicator.from_store(HashStore(), global_rank, world_size, name="vote", timeout=timeout)
+        # Ranks come to the vote one after the other, while others compute: looking often would take their time.
+        self._group.sleep_while_waiting()
         self._numbers = np.zeros(VOTE_NUMBERS, dtype=np.int64)
 
     def all_reduce(self, own: Contribution) -> Contribution:
