@@ -36,12 +36,7 @@ void ControlPlane::controlUp(Session& session) {
   session.state = SessionState::kControl;
   session.deadline_ms = 0;
   session.last_heard_ms = session.last_sent_ms = monotonicMs();
-  const auto found = wants_.find(session.key);
-  if (found != wants_.end()) {
-    const std::uint64_t under_way = found->second.session;
-    wants_.erase(found);
-    if (under_way != 0 && under_way != session.id) drop(under_way);
-  }
+  endWant(session.key);
   if (isPlanned(session.key)) return listener_.channelPrepared(plan_.generation, peer);
   if (last_abort_ && last_abort_->generation == generation_) {
     sendAbort(session, *last_abort_);
@@ -150,7 +145,7 @@ void ControlPlane::takeControlFrame(Session& session, const FrameHeader& header,
       // Its rank or ours has changed hands: nothing more will come here, and that is nobody's death.
       if (!isReplaced(session)) {
         moved_[peer] = session.peer_incarnation;
-        dropNotes(peer, 0);
+        dropNotes(peer);
       }
       drop(session.id);
       std::lock_guard<std::mutex> lock(doorbells_mutex_);
@@ -286,7 +281,7 @@ void ControlPlane::forget(int peer) {
   if (left_.count(peer) == 0) {
     for (auto at = delivered_.begin(); at != delivered_.end();) at = of_it(*at) ? delivered_.erase(at) : ++at;
   }
-  dropNotes(peer, 0);
+  dropNotes(peer);
   std::lock_guard<std::mutex> lock(doorbells_mutex_);
   doorbells_.erase(peer);
 }

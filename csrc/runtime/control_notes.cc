@@ -40,7 +40,7 @@ void ControlPlane::pumpNotes(int peer, std::size_t outgoing_bytes_max) {
     }
     sendFrame(*session, FrameKind::kNote, generation_, note.generation, note.payload);
   }
-  if (given_up_ != 0) return dropNotes(peer, 0);
+  if (given_up_ != 0) return dropNotes(peer);
   Want& entry = wants_[{Purpose::kControl, 0, 0, peer}];
   if (entry.deadline_ms == 0) entry.deadline_ms = monotonicMs() + config_.settings.connect_timeout_ms;
 }

@@ -79,10 +79,10 @@ void ControlPlane::start() {
 void ControlPlane::stop() {
   if (!thread_.joinable()) return;
   command([this] {
-    for (const auto& [peer, id] : controls_) pumpNotes(peer, SIZE_MAX);
     for (const auto& [id, session] : sessions_) {
-      if (mayTakeFrames(*session) && !isPlanned(session->key))
-        sendFrame(*session, FrameKind::kGoodbye, generation_, 0, "");
+      if (!mayTakeFrames(*session) || isPlanned(session->key)) continue;
+      pumpNotes(session->key.peer, SIZE_MAX);
+      sendFrame(*session, FrameKind::kGoodbye, generation_, 0, "");
     }
     stopping_.store(true, std::memory_order_release);
   });
@@ -312,11 +312,7 @@ bool ControlPlane::isHeld(const Key& key, const Want& want, std::uint64_t now_ms
 void ControlPlane::pursue(const Key& key, Want& want, std::uint64_t now_ms) {
   // The peer may have called first, while this was still meant for the process that held its rank before.
   if (key.purpose == Purpose::kControl ? controlFor(key) != nullptr : delivered_.count(key) != 0) {
-    const std::uint64_t under_way = want.session;
-    wants_.erase(key);
-    const auto session = sessions_.find(under_way);
-    if (session != sessions_.end() && session->second->state != SessionState::kControl) drop(under_way);
-    return;
+    return endWant(key);
   }
   const bool planned = isPlanned(key);
   const bool moved = !planned && moved_.count(key.peer) != 0;
@@ -342,6 +338,11 @@ void ControlPlane::pursue(const Key& key, Want& want, std::uint64_t now_ms) {
 
 void ControlPlane::fulfilled(const Key& key) {
   delivered_.insert(key);
+  endWant(key);
+}
+
+// What is under way for it is given up, unless it is the control channel by now.
+void ControlPlane::endWant(const Key& key) {
   const auto found = wants_.find(key);
   if (found == wants_.end()) return;
   const std::uint64_t under_way = found->second.session;

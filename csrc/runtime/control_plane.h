@@ -97,7 +97,7 @@ class ControlPlane final : public LinkSource {
   void giveUp(Generation generation, std::uint64_t limit_ms);
   /// Forgets all connections; `generation` (0: as before) is this rank's slot's from then on. `then` is delivered after
   /// all that was said of those connections.
-  void forgetAll(Generation generation, std::function<void()> then);
+  void forgetAll(Generation generation, std::function<void()> then = {});
   /// Links that were dropped because their other end was gone: they may be made anew.
   void undeliver(std::set<SwitchPlan::LinkId> links);
 
@@ -150,6 +150,7 @@ class ControlPlane final : public LinkSource {
   void pursue(const Key& key, Want& want, std::uint64_t now_ms);
   void connectFor(const Key& key, Want& want, std::uint64_t now_ms);
   void fulfilled(const Key& key);
+  void endWant(const Key& key);
   void acceptAll(const Descriptor& listener, bool local);
   Session& addSession(Descriptor socket, bool local, bool initiator);
   void watch(Session& session, bool for_write);
@@ -198,7 +199,7 @@ class ControlPlane final : public LinkSource {
   void transmit(Session& session, const void* data, std::size_t bytes);
   bool flush(Session& session);
   void pumpNotes(int peer, std::size_t outgoing_bytes_max = kOutgoingBytesMax);
-  void dropNotes(int peer, std::uint64_t but_for);
+  void dropNotes(int peer, std::uint64_t but_for = 0);
   bool handshakeSend(Session& session, const void* data, std::size_t bytes, const std::vector<int>& descriptors);
 
   const ControlConfig config_;

@@ -248,7 +248,7 @@ void ControlPlane::forgetAll(Generation generation, std::function<void()> then) 
     for (const std::uint64_t id : ids) drop(id);
     for (auto& [communicator, user] : users_) user.segment.reset();
     if (generation != 0) directory_.add({{config_.global_rank, endpoint_}}, generation);
-    listener_.deliver(std::move(then));
+    if (then) listener_.deliver(std::move(then));
     std::lock_guard<std::mutex> lock(doorbells_mutex_);
     doorbells_.clear();
   });

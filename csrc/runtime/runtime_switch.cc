@@ -174,7 +174,7 @@ void RuntimeImpl::abortSwitch(Generation generation) {
     control_.hold(0, 0);
   } else if (role_.load() == Role::kJoining && joining_ == generation) {
     for (const auto& communicator : communicators()) communicator->forgetLinks();
-    control_.forgetAll(0, [] {});
+    control_.forgetAll(0);
     join_broke_ = kAborted;
   }
 }

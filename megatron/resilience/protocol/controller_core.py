@@ -55,6 +55,8 @@ class Standing(enum.Enum):
     """What a rank's process on a machine is."""
 
     HOLDER = "holder"
+    LEAVER = "leaver"
+    """It has left, and is kept until the joiners run (rule P7)."""
     JOINER = "joiner"
     MOVED = "moved"
     STRAY = "stray"
@@ -231,7 +233,7 @@ class ControllerCore:
                 desk.send(machine.machine_id, message)
         if ledger.over > 1:
             for rank, generation in sorted(machine.ranks.items()):
-                if self._standing(machine, rank, generation) is Standing.HOLDER:
+                if self._standing(machine, rank, generation) in (Standing.HOLDER, Standing.LEAVER):
                     desk.to_rank(machine.machine_id, rank, Abort(generation=ledger.over, why="it is over"))
         drive = self.commands.drive
         if drive is not None:
@@ -259,7 +261,7 @@ class ControllerCore:
             if machine.machine_id == move.joiner and generation == drive.generation:
                 return Standing.JOINER
             if machine.machine_id == move.leaver and drive.phase is Phase.LEFT:
-                return Standing.HOLDER  # kept until the joiners run (rule P7)
+                return Standing.LEAVER
         if generation < ledger.slot_generations[slot]:
             return Standing.MOVED
         return Standing.STRAY
@@ -275,9 +277,7 @@ class ControllerCore:
             if undoing is not None and isinstance(report, WorkerHello):
                 self.desk.send(machine.machine_id, undoing)
             return
-        slot = self.desk.slot_of(rank)
-        holds = (self.desk.ledger.table[slot], self.desk.ledger.slot_generations[slot])
-        if holds == (machine.machine_id, message.generation):
+        if standing is Standing.HOLDER:
             self._hear_holder(rank, report)
         drive = self.commands.drive
         if drive is None or isinstance(report, WorkerHello | Progress):
@@ -318,8 +318,7 @@ class ControllerCore:
             why = ended.why or f"exit code {ended.exit_code}"
             drive.joiner_gone(machine.machine_id, f"global rank {rank} on machine {machine.machine_id} ended: {why}")
             return
-        holds = standing is Standing.HOLDER and ledger.table[self.desk.slot_of(rank)] == machine.machine_id
-        if not holds:
+        if standing is not Standing.HOLDER:
             return
         if ended.exit_code != 0:
             why = ended.why or f"exit code {ended.exit_code}"

@@ -36,6 +36,7 @@ class Costs:
     def begin(self) -> None:
         """Preparation begins on this rank."""
         self._meter.begin(time.monotonic() if self._since_s is None else self._since_s)
+        self._since_s = None
         self._remember_memory()
 
     def granted(self, generation: int, boundary: int) -> None:
@@ -87,5 +88,5 @@ class Costs:
         self._memory_before = self._memory_before or self._memory_bytes()
 
     def _forget(self) -> None:
-        self._memory_before, self.links, self._since_s = 0, (0, 0), None
+        self._memory_before, self.links = 0, (0, 0)
         self._phases.clear()
