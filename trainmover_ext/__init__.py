@@ -91,6 +91,7 @@ __all__ = [
     "leave_switch",
     "linked_ranks",
     "memory_stats",
+    "note_iteration",
     "prepare_switch",
     "receive_note",
     "register",
@@ -177,6 +178,11 @@ def communicator_stats() -> list[_C.CommunicatorStats]:
 def flight_records() -> list[_C.FlightRecord]:
     """The last operations of this process, oldest first."""
     return rendezvous.current().runtime.flight_records()
+
+
+def note_iteration(iteration: int) -> None:
+    """Operations that start from now on belong to `iteration` of the training loop, in flight records and traces."""
+    rendezvous.current().runtime.note_iteration(iteration)
 
 
 def dump_flight_record(path: str | os.PathLike[str]) -> None:

@@ -198,6 +198,7 @@ def _extension_settings(settings: DataPlaneSettings, *, local_ranks: int) -> _C.
     made.use_cross_memory = settings.use_cross_memory
     made.local_ranks = local_ranks
     made.flight_recorder_path = settings.flight_recorder_prefix
+    made.trace_path = settings.trace_prefix
     return made
 
 

@@ -11,6 +11,7 @@
 | TRAINMOVER_TRANSPORT | auto, or tcp: no shared memory, also inside a machine | auto |
 | TRAINMOVER_CROSS_MEMORY | auto, or off: never read another process's memory | auto |
 | TRAINMOVER_FLIGHT_RECORDER | prefix of the file that an abort writes; the global rank is appended | none |
+| TRAINMOVER_TRACE | prefix of a file with a hash of all that each operation is given and gives; slow | none |
 | TRAINMOVER_MODE | live, or isolated: every operation returns at once, alone | live |
 """
 
@@ -35,6 +36,7 @@ _NAMES = (
     "TRAINMOVER_TRANSPORT",
     "TRAINMOVER_CROSS_MEMORY",
     "TRAINMOVER_FLIGHT_RECORDER",
+    "TRAINMOVER_TRACE",
     "TRAINMOVER_MODE",
 )
 _TIMEOUT_MS_MAX = 24 * 60 * 60 * 1000
@@ -55,6 +57,8 @@ class DataPlaneSettings:
     use_shared_memory: bool
     use_cross_memory: bool
     flight_recorder_prefix: str
+    """Empty: nothing is written."""
+    trace_prefix: str
     """Empty: nothing is written."""
     isolated: bool
     local_ranks: int | None
@@ -79,6 +83,7 @@ def read_settings(source: Mapping[str, str] | None = None) -> DataPlaneSettings:
         use_shared_memory=_choice(variables, "TRAINMOVER_TRANSPORT", ("auto", "tcp")) == "auto",
         use_cross_memory=_choice(variables, "TRAINMOVER_CROSS_MEMORY", ("auto", "off")) == "auto",
         flight_recorder_prefix=variables.get("TRAINMOVER_FLIGHT_RECORDER", ""),
+        trace_prefix=variables.get("TRAINMOVER_TRACE", ""),
         isolated=_choice(variables, "TRAINMOVER_MODE", ("live", "isolated")) == "isolated",
         local_ranks=_local_ranks(variables),
     )

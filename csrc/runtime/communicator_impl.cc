@@ -92,7 +92,7 @@ std::shared_ptr<Operation> CommunicatorImpl::start(const CollectiveCall& call) {
   facts.sequence = started_.fetch_add(1, std::memory_order_relaxed);
   facts.input_bytes = totalBytes(call.inputs.empty() ? call.outputs : call.inputs);
   facts.output_bytes = totalBytes(call.outputs);
-  record(*operation, facts, call.timeout);
+  record(*operation, facts, call.timeout, givenTo(call, rank()), call.outputs);
   {
     std::lock_guard<std::mutex> lock(engine_.mutex());
     checkOpen();
@@ -145,11 +145,12 @@ std::shared_ptr<Operation> CommunicatorImpl::startMessage(Buffer buffer, int pee
   facts.peer = peer;
   facts.point_to_point = true;
   (is_send ? facts.input_bytes : facts.output_bytes) = buffer.bytes;
+  const std::vector<Buffer> sent(is_send ? 1 : 0, buffer), received(is_send ? 0 : 1, buffer);
   {
     std::lock_guard<std::mutex> lock(engine_.mutex());
     checkOpen();
     facts.sequence = messages_started_++;
-    record(*operation, facts, timeout);
+    record(*operation, facts, timeout, sent, received);
     messages_.push_back(operation);
     engine_.activate(shared_from_this());
     try {
@@ -167,19 +168,25 @@ std::shared_ptr<Operation> CommunicatorImpl::startMessage(Buffer buffer, int pee
   return operation;
 }
 
-void CommunicatorImpl::record(PendingOperation& operation, FlightRecord facts, std::chrono::milliseconds timeout) {
+void CommunicatorImpl::record(PendingOperation& operation, FlightRecord facts, std::chrono::milliseconds timeout,
+                              const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs) {
   const auto limit_ms = static_cast<std::uint64_t>((timeout.count() > 0 ? timeout : config_.timeout).count());
   operation.deadline_ms = limit_ms == 0 ? 0 : monotonicMs() + limit_ms;
   operation.description =
       std::string(facts.operation) + " number " + std::to_string(facts.sequence) + " of group " + config_.name;
   facts.communicator = config_.name;
   facts.generation = host_.currentGeneration();
+  facts.iteration = host_.iteration();
   facts.timeout_ms = limit_ms;
   facts.created_ns = wallClockNs();
   operation.waits = waits_;
   operation.sleeps = sleeps_.load(std::memory_order_relaxed);
   operation.recorder = &host_.recorder();
-  operation.record = operation.recorder->add(std::move(facts));
+  operation.record = operation.recorder->add(facts);
+  if (OperationTrace* trace = host_.trace()) {
+    facts.record_id = operation.record;
+    operation.traced = trace->started(facts, config_.global_ranks, inputs, outputs);
+  }
 }
 
 // What could be done at once is done; the rest is for whoever waits, or the progress thread.

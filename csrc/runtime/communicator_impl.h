@@ -33,6 +33,10 @@ class CommunicatorHost {
   virtual Engine& engine() = 0;
   virtual LinkSource& links() = 0;
   virtual FlightRecorder& recorder() = 0;
+  /// Null: nobody asked for one.
+  virtual OperationTrace* trace() = 0;
+  /// Of the training loop: what operations are noted with.
+  virtual std::uint64_t iteration() const = 0;
   virtual bool isolated() const = 0;
   /// The last recovery: what operations and aborts bear.
   virtual Generation currentGeneration() const = 0;
@@ -156,7 +160,8 @@ class CommunicatorImpl final : public Communicator,
   bool checkLeft(std::uint64_t now_ms);
   bool needs(int peer, bool also_links) const;
   void dropLinks();
-  void record(PendingOperation& operation, FlightRecord facts, std::chrono::milliseconds timeout);
+  void record(PendingOperation& operation, FlightRecord facts, std::chrono::milliseconds timeout,
+              const std::vector<Buffer>& inputs, const std::vector<Buffer>& outputs);
   std::shared_ptr<Operation> finishedAtOnce();
   /// Throws CollectiveAborted when no operation may start here any more.
   void checkOpen() const;

@@ -373,6 +373,7 @@ void PendingOperation::end(std::exception_ptr error) {
   if (recorder != nullptr) {
     recorder->update(record, error ? FlightRecord::State::kFailed : FlightRecord::State::kCompleted, wallClockNs());
   }
+  if (traced && !error) traced->ended(received_bytes_);
   error_ = std::move(error);
   finished_.store(true, std::memory_order_release);
   engine_.noteEnded(callbacks_.empty() ? nullptr : shared_from_this());

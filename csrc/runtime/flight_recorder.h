@@ -22,6 +22,7 @@ struct FlightRecord {
   std::uint64_t input_bytes = 0, output_bytes = 0;
   DataType dtype = DataType::kUInt8;  // of a reduction; kUInt8 where only bytes are moved
   std::uint64_t generation = 0;
+  std::uint64_t iteration = 0;  // of the training loop; 0: before the first, or nobody tells
   std::uint64_t timeout_ms = 0;
   std::uint64_t created_ns = 0, started_ns = 0, ended_ns = 0;  // CLOCK_REALTIME; 0: not yet
   State state = State::kScheduled;

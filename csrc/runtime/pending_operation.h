@@ -8,6 +8,7 @@
 
 #include "runtime/flight_recorder.h"
 #include "runtime/operation.h"
+#include "runtime/operation_trace.h"
 #include "runtime/traffic.h"
 
 namespace trainmover {
@@ -46,7 +47,8 @@ class PendingOperation : public Operation, public std::enable_shared_from_this<P
   std::string description;
   std::uint64_t record = ~std::uint64_t{0};
   FlightRecorder* recorder = nullptr;
-  std::shared_ptr<WaitCounters> waits;  // its communicator's; null where nobody counts
+  std::unique_ptr<TracedOperation> traced;  // null: nobody asked
+  std::shared_ptr<WaitCounters> waits;      // its communicator's; null where nobody counts
 
  protected:
   Engine& engine_;

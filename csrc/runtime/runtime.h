@@ -28,6 +28,7 @@ struct Settings {
   std::uint32_t local_ranks = 1;     // ranks of this job on this machine: spin only when there is a core for each
   std::string flight_recorder_path;  // prefix of the dump's file name (the global rank is appended); empty: none
   std::uint32_t flight_recorder_entries = 2000;
+  std::string trace_path;  // prefix of the file of operations (global rank and process are appended); empty: none
 };
 
 /// Must be equal on all ranks: hashed into every handshake.
@@ -147,6 +148,8 @@ class Runtime {
   virtual MemoryStats memoryStats() const = 0;
   virtual std::vector<CommunicatorStats> communicatorStats() const = 0;
   virtual FlightRecorder& flightRecorder() = 0;
+  /// Operations that start from now on belong to `iteration` of the training loop, in flight records and traces.
+  virtual void noteIteration(std::uint64_t iteration) = 0;
   /// Called once per abort with the flight recorder's records, from the progress thread, no lock held.
   virtual void onAbort(std::function<void()> callback) = 0;
 

@@ -40,6 +40,9 @@ RuntimeImpl::RuntimeImpl(int global_rank, const JobIdentity& identity, Settings 
       mode_(mode),
       process_(::getpid()),
       recorder_(settings_.flight_recorder_entries),
+      trace_(settings_.trace_path.empty()
+                 ? nullptr
+                 : std::make_unique<OperationTrace>(settings_.trace_path + std::to_string(global_rank_))),
       engine_(settings_.local_ranks <= std::thread::hardware_concurrency()),
       control_({global_rank, newIncarnation(), identity.token, jobDigest(identity), settings_}, engine_.doorbell(),
                *this),

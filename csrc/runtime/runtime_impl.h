@@ -63,6 +63,7 @@ class RuntimeImpl final : public Runtime, private CommunicatorHost, private Cont
   MemoryStats memoryStats() const override;
   std::vector<CommunicatorStats> communicatorStats() const override;
   FlightRecorder& flightRecorder() override { return recorder_; }
+  void noteIteration(std::uint64_t iteration) override { iteration_.store(iteration, std::memory_order_relaxed); }
   void onAbort(std::function<void()> callback) override {
     std::lock_guard<std::mutex> lock(mutex_);
     on_abort_ = std::move(callback);
@@ -77,6 +78,8 @@ class RuntimeImpl final : public Runtime, private CommunicatorHost, private Cont
   Engine& engine() override { return engine_; }
   LinkSource& links() override { return control_; }
   FlightRecorder& recorder() override { return recorder_; }
+  OperationTrace* trace() override { return trace_.get(); }
+  std::uint64_t iteration() const override { return iteration_.load(std::memory_order_relaxed); }
   bool isolated() const override { return mode_.load(std::memory_order_relaxed) == Mode::kIsolated; }
   Generation currentGeneration() const override { return generation(); }
   Generation pairGeneration(int global_rank) const override {
@@ -127,8 +130,10 @@ class RuntimeImpl final : public Runtime, private CommunicatorHost, private Cont
   const int global_rank_;
   const Settings settings_;
   std::atomic<Mode> mode_;
+  std::atomic<std::uint64_t> iteration_{0};
   const pid_t process_;
   FlightRecorder recorder_;
+  const std::unique_ptr<OperationTrace> trace_;
   Engine engine_;
   ControlPlane control_;
   ProgressThread progress_;

@@ -164,6 +164,7 @@ py::list flightRecords(DataPlane& data_plane) {
     entry["dtype"] = nameOf(record.dtype);
     entry["element_bytes"] = elementBytes(record.dtype);
     entry["generation"] = record.generation;
+    entry["iteration"] = record.iteration;
     entry["timeout_ms"] = record.timeout_ms;
     entry["created_ns"] = record.created_ns;
     entry["started_ns"] = record.started_ns;
@@ -220,7 +221,8 @@ void bindSettings(py::module_& module) {
       .def_readwrite("use_cross_memory", &Settings::use_cross_memory)
       .def_readwrite("local_ranks", &Settings::local_ranks)
       .def_readwrite("flight_recorder_path", &Settings::flight_recorder_path)
-      .def_readwrite("flight_recorder_entries", &Settings::flight_recorder_entries);
+      .def_readwrite("flight_recorder_entries", &Settings::flight_recorder_entries)
+      .def_readwrite("trace_path", &Settings::trace_path);
   py::class_<Endpoint>(module, "Endpoint")
       .def(py::init<>())
       .def_readwrite("incarnation", &Endpoint::incarnation)
@@ -274,6 +276,9 @@ void bindRuntime(py::module_& module) {
       .def("memory_stats", &memoryStats, without_gil)
       .def("communicator_stats", &communicatorStats)
       .def("flight_records", &flightRecords)
+      .def(
+          "note_iteration", [](DataPlane& self, std::uint64_t iteration) { self.runtime().noteIteration(iteration); },
+          py::arg("iteration"))
       .def(
           "on_abort",
           [](DataPlane& self, py::function function) {

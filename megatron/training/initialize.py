@@ -80,6 +80,14 @@ def seed_everything(plan: Plan) -> None:
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
 
 
+def note_iteration(plan: Plan, iteration: int) -> None:
+    """The data plane's records of operations bear `iteration` from now on, where it is ours; 0: none is under way."""
+    if plan.backend == "trainmover":
+        import trainmover_ext
+
+        trainmover_ext.note_iteration(iteration)
+
+
 def leave_job() -> None:
     """Takes down what `join_job` made, so that the process can join again. Safe to call when it never joined."""
     destroy_num_microbatches_calculator()

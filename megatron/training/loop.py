@@ -19,6 +19,7 @@ from megatron.core.num_microbatches_calculator import get_current_global_batch_s
 from megatron.training.checkpointing import Checkpointer, Progress
 from megatron.training.data import BatchSource, build_loader
 from megatron.training.ending import Ending
+from megatron.training.initialize import note_iteration
 from megatron.training.layout import Plan
 from megatron.training.membership import Membership
 from megatron.training.model_setup import Trainee
@@ -65,6 +66,7 @@ class TrainingLoop:
             while not self._is_over(progress) and ending is Ending.GOES_ON:
                 iteration = progress.iteration + 1
                 membership.reach_boundary(iteration)
+                note_iteration(plan, iteration)
                 update_num_microbatches(progress.consumed_train_samples, consistency_check=True, verbose=True)
                 result = train_step(
                     *(plan, self._trainee, sources, self._forward_step, iteration),

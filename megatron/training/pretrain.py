@@ -19,7 +19,7 @@ from megatron.training.config import SettingsError
 from megatron.training.data import DatasetsProvider, check_enough_samples, dataset_sizes
 from megatron.training.ending import EndingWatch
 from megatron.training.environment import Environment, read_environment
-from megatron.training.initialize import join_job, leave_job
+from megatron.training.initialize import join_job, leave_job, note_iteration
 from megatron.training.layout import Plan
 from megatron.training.loop import Datasets, TrainingLoop
 from megatron.training.membership import FixedMembership, Membership
@@ -131,6 +131,7 @@ def _run(
         ending = loop.run(progress, membership)
         loop.finish(progress, ending)
         if plan.settings.logging.log_state_digest:
+            note_iteration(plan, 0)
             gather_parameters(plan, trainee)
             _report_digests(trainee, progress, reporter)
         words = "nothing was trained (--skip-train)" if plan.settings.run.skip_train else ending.words

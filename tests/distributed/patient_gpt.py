@@ -1,7 +1,8 @@
 """pretrain_gpt.py for proofs about switches: short jobs that are long enough for a switch, and one that gets it wrong.
 
 `--wait-for-switch N`, once for each switch: in the run that is migrated, ranks wait at the top of iteration N or a
-later one until the machines that join are built. `--harm`: a rank that joins gets one bit of its state wrong.
+later one until the machines that join are built. `--harm BIT`: a rank that joins gets this bit of the first
+number of its last arena wrong.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def be_patient(patience: Patience) -> None:
     SwitchedMembership.reach_boundary = patient  # type: ignore[method-assign]
 
 
-def harm_joiners() -> None:
-    """A rank that takes another's place has one bit wrong in the last of its arenas."""
+def harm_joiners(bit: int) -> None:
+    """A rank that takes another's place has that bit wrong in the last of its arenas."""
     from megatron.resilience.worker.rank_worker import RankWorker
 
     join = RankWorker.join
@@ -71,7 +72,7 @@ def harm_joiners() -> None:
     def harmed(self: RankWorker, facts: Any) -> None:
         join(self, facts)
         memory = self._inventory.memory()[-1]
-        memory[0] ^= 1
+        memory[bit // 8] ^= 1 << bit % 8
 
     RankWorker.join = harmed  # type: ignore[method-assign]
 
@@ -79,15 +80,15 @@ def harm_joiners() -> None:
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--wait-for-switch", type=int, action="append", default=[])
-    parser.add_argument("--harm", action="store_true")
+    parser.add_argument("--harm", type=int)
     parser.add_argument("--metrics-file", type=Path)
     own, script = parser.parse_known_args(argv)
     if own.metrics_file is not None:
         script += ["--metrics-file", str(own.metrics_file)]
     if own.metrics_file is not None and own.metrics_file.stem == "migrated" and "--preflight-only" not in script:
         be_patient(Patience(own.wait_for_switch, own.metrics_file.parent / "resilience" / "events.jsonl"))
-        if own.harm:
-            harm_joiners()
+        if own.harm is not None:
+            harm_joiners(own.harm)
     return main(script)
 
 

@@ -150,11 +150,26 @@ def test_replacing_machines_changes_no_bit(case: Case, tmp_path: Path) -> None:
     assert boundaries == sorted(set(boundaries))
 
 
-def test_one_wrong_bit_of_a_rank_that_joined_is_found(tmp_path: Path) -> None:
-    case = Case(name="harmed", flags=f"{NO_DROPOUT} {NO_EVALUATION}", ranks_per_machine=1)
-    code, verdict = prove(case, tmp_path, "--harm")
+HARMED = Case(name="harmed", flags=f"{NO_DROPOUT} {NO_EVALUATION}", ranks_per_machine=1)
+
+
+def test_one_wrong_bit_of_a_rank_that_joined_is_found_and_the_operation_named(tmp_path: Path) -> None:
+    code, verdict = prove(HARMED, tmp_path, "--harm", "30")
     assert (code, verdict["verdict"]) == (1, "different")
     (incident,) = verdict["incidents"]
     difference = verdict["first_difference"]
-    assert incident["boundary"] <= difference["iteration"] <= case.iterations
+    assert incident["boundary"] <= difference["iteration"] <= HARMED.iterations
     assert verdict["why"].startswith(f"iteration {difference['iteration']}: {difference['what']} is ")
+    operation = verdict["first_operation"]
+    # The wrong number is the optimizer's: the first step of the rank that joined harms a weight, the next reads it.
+    assert (operation["iteration"], operation["global_rank"]) == (incident["boundary"] + 1, 1)
+    assert operation["iteration"] <= difference["iteration"]
+    assert operation["how"] == "it was given other values"
+
+
+@pytest.mark.nightly
+def test_a_wrong_bit_that_reaches_nobody_is_found_in_the_state(tmp_path: Path) -> None:
+    code, verdict = prove(HARMED, tmp_path, "--harm", "0")
+    assert (code, verdict["verdict"]) == (1, "different")
+    assert verdict["first_difference"]["what"] == "the state of global rank 1 (sha256)"
+    assert verdict["first_operation"] is None

@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from megatron.resilience.agent.environment import inherited_environment
 from megatron.resilience.agent.process_tree import set_parent_death_signal
 
 _POLL_S = 0.005
@@ -94,8 +95,13 @@ class DrivenRun:
 
 
 @contextmanager
-def driven_run(flags: Sequence[str], script: Sequence[str], log: Path) -> Iterator[DrivenRun]:
-    """`trainmover run FLAGS -- SCRIPT`, its output kept in `log`; at the end it has ended."""
+def driven_run(
+    flags: Sequence[str], script: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[DrivenRun]:
+    """`trainmover run FLAGS -- SCRIPT`, with `variables` in its environment, its output kept in `log`.
+
+    At the end it has ended.
+    """
     command = [sys.executable, "-m", "megatron.resilience.cli.main", "run", *flags, "--", *script]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -103,6 +109,7 @@ def driven_run(flags: Sequence[str], script: Sequence[str], log: Path) -> Iterat
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env={**inherited_environment(), **(variables or {})},
             preexec_fn=lambda: set_parent_death_signal(signal.SIGTERM),
         )
         run = DrivenRun(process, output, log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -99,6 +100,7 @@ def as_json(verdict: Verdict) -> dict[str, object]:
             "expected": difference.expected,
             "found": difference.found,
         },
+        "first_operation": None if verdict.operation is None else dataclasses.asdict(verdict.operation),
         "incidents": list(verdict.incidents),
     }
 
@@ -117,7 +119,8 @@ def text(verdict: Verdict, folder: Path) -> str:
         )
     kept = f"Logs and metrics: {folder}"
     if verdict.outcome is Outcome.DIFFERENT:
-        return f"DIFFERENT: {verdict.why}. {kept}"
+        operation = "" if verdict.operation is None else f" The first operation that differs: {verdict.operation}."
+        return f"DIFFERENT: {verdict.why}.{operation} {kept}"
     return f"NO VERDICT: {verdict.why}. {kept}"
 
 

@@ -35,6 +35,7 @@ def record(number: int, operation: str = "all_reduce", **changes: Any) -> Flight
         "dtype": "Float",
         "element_bytes": 4,
         "generation": 0,
+        "iteration": 0,
         "timeout_ms": 1000,
         "created_ns": 1_000 + number,
         "started_ns": 2_000 + number,

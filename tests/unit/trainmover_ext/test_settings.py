@@ -18,6 +18,7 @@ def test_nothing_set_is_the_documented_defaults() -> None:
         use_shared_memory=True,
         use_cross_memory=True,
         flight_recorder_prefix="",
+        trace_prefix="",
         isolated=False,
         local_ranks=None,
     )
@@ -35,6 +36,7 @@ def test_nothing_set_is_the_documented_defaults() -> None:
         ("TRAINMOVER_TRANSPORT", "tcp", "use_shared_memory", False),
         ("TRAINMOVER_CROSS_MEMORY", "off", "use_cross_memory", False),
         ("TRAINMOVER_FLIGHT_RECORDER", "/tmp/fr_", "flight_recorder_prefix", "/tmp/fr_"),
+        ("TRAINMOVER_TRACE", "/tmp/tr_", "trace_prefix", "/tmp/tr_"),
         ("TRAINMOVER_MODE", "isolated", "isolated", True),
         ("LOCAL_WORLD_SIZE", "4", "local_ranks", 4),
     ],

@@ -13,14 +13,30 @@ from megatron.resilience.cli import prove as module
 from megatron.resilience.cli.prove import main
 from megatron.resilience.cli.usage import UsageError
 from megatron.resilience.proof.compare import Difference
+from megatron.resilience.proof.operations import OperationDifference
 from megatron.resilience.proof.planned import Outcome, ProofSpec, Verdict
 from megatron.resilience.proof.schedule import Move
 
 INCIDENT = {"slots": [0, 2], "boundary": 31, "downtime_ms": 12.34, "outcome": "done"}
 EQUAL = Verdict(outcome=Outcome.EQUAL, iterations=40, incidents=(INCIDENT,))
 DIFFERENCE = Difference(iteration=32, what="lm loss", expected=2.5, found=2.75)
+OPERATION = OperationDifference(
+    iteration=31,
+    global_rank=2,
+    operation="all_reduce",
+    number=7,
+    global_ranks=(2, 3),
+    bytes=64,
+    how="it was given other values",
+    at_ns=5,
+)
 DIFFERENT = Verdict(
-    outcome=Outcome.DIFFERENT, why=str(DIFFERENCE), difference=DIFFERENCE, iterations=40, incidents=(INCIDENT,)
+    outcome=Outcome.DIFFERENT,
+    why=str(DIFFERENCE),
+    difference=DIFFERENCE,
+    operation=OPERATION,
+    iterations=40,
+    incidents=(INCIDENT,),
 )
 NONE = Verdict(outcome=Outcome.NONE, why="two untouched runs differ")
 
@@ -87,7 +103,13 @@ def test_the_proof_is_of_the_job_that_was_named(proves: Proves, tmp_path: Path) 
     ("verdict", "code", "words"),
     [
         (EQUAL, 0, "to the last bit. Moved: slot 0+2 at iteration 31 (12.3 ms down)."),
-        (DIFFERENT, 1, "DIFFERENT: iteration 32: lm loss is 2.75, expected 2.5. Logs and metrics: "),
+        (
+            DIFFERENT,
+            1,
+            "DIFFERENT: iteration 32: lm loss is 2.75, expected 2.5. The first operation that differs: in iteration "
+            "31, on global rank 2, all_reduce number 7 among global ranks 2, 3 (64 bytes): it was given other values. "
+            "Logs and metrics: ",
+        ),
         (NONE, 1, "NO VERDICT: two untouched runs differ. Logs and metrics: "),
     ],
 )
@@ -107,6 +129,16 @@ def test_json_tells_all_of_it(proves: Proves, capsys: pytest.CaptureFixture[str]
         "why": str(DIFFERENCE),
         "iterations": 40,
         "first_difference": {"iteration": 32, "what": "lm loss", "expected": 2.5, "found": 2.75},
+        "first_operation": {
+            "iteration": 31,
+            "global_rank": 2,
+            "operation": "all_reduce",
+            "number": 7,
+            "global_ranks": [2, 3],
+            "bytes": 64,
+            "how": "it was given other values",
+            "at_ns": 5,
+        },
         "incidents": [INCIDENT],
     }
 
