@@ -67,8 +67,9 @@ class TorchLibrary:
 class DirectLibrary:
     """Our communicator without torch's dispatch: trainmover_ext.Communicator on arrays."""
 
-    def __init__(self, rank: int, ranks: int, communicator: Any) -> None:
+    def __init__(self, rank: int, ranks: int, communicator: Any, store: Any) -> None:
         self.rank, self.ranks, self._communicator = rank, ranks, communicator
+        self._store = store  # served by rank 0, from which others may still read
 
     def barrier(self) -> None:
         """See Library."""
@@ -156,7 +157,9 @@ def open_torch(names: Sequence[str], rank: int, ranks: int, store: Any) -> dict[
     for name in names:
         if name == "trainmover-direct":
             inner = dist.PrefixStore("direct", store)
-            libraries[name] = DirectLibrary(rank, ranks, ours.Communicator.from_store(inner, rank, ranks, "direct"))
+            libraries[name] = DirectLibrary(
+                rank, ranks, ours.Communicator.from_store(inner, rank, ranks, "direct"), inner
+            )
         elif not dist.is_initialized():
             dist.init_process_group(name, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
             libraries[name] = TorchLibrary(rank, ranks, dist.group.WORLD)

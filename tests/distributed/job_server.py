@@ -61,9 +61,7 @@ def start_rank(argv: list[str], rank: int, world_size: int, port: int, folder: P
         code = pretrain_gpt.main(argv)
     except BaseException:  # noqa: BLE001  (the edge of a rank's process)
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    sys.exit(code)  # as a rank of a real job ends: what it has made in passing goes with it
 
 
 def wait_for(pids: list[int]) -> list[int]:

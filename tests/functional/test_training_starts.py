@@ -37,6 +37,7 @@ def test_fork_exec_and_torchrun_start_the_same_run(jobs: Jobs, tmp_path: Path) -
         job = jobs.start(SCRIPT, *shape(1, 2), "--start", mode, arguments=words)
         assert job.finish() == 0, "\n".join(job.lines)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["--log-dir", str(tmp_path / "torchrun-logs")]
     done = subprocess.run(
         [*torchrun, str(SCRIPT), *SHORT.split(), "--metrics-file", str(tmp_path / "torchrun")],
         cwd=tmp_path,

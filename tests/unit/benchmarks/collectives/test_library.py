@@ -48,7 +48,7 @@ class Alone:
 def test_bytes_are_those_of_the_full_vector(op: str, rank: int, call: tuple[Any, ...]) -> None:
     assert op in OPS
     alone = Alone()
-    run, result = DirectLibrary(rank, 4, alone).prepare(op, np.zeros(16, np.float32), np.zeros(16, np.float32))
+    run, result = DirectLibrary(rank, 4, alone, None).prepare(op, np.zeros(16, np.float32), np.zeros(16, np.float32))
     run()
     assert alone.calls == [call]
     assert (result is None) == (call[0] == "send")
