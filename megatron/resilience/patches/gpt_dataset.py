@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,11 @@ from megatron.resilience.patches.registry import Patch
 LOCK_LIMIT_S = 1800.0
 _POLL_S = 0.05
 _LOCK_NAME = "joining.lock"
+_replacing = threading.Lock()
+_replaced: list[Any] = []
+"""torch's own answer, while some thread is the first rank."""
+_inside: list[int] = []
+"""Threads that are, as often as they have become it."""
 
 
 def is_alone() -> bool:
@@ -34,17 +40,29 @@ def is_alone() -> bool:
 
 @contextlib.contextmanager
 def as_first_rank() -> Iterator[None]:
-    """For a while this process is rank 0 of the job to whoever asks torch; in groups it stays what it is."""
-    original = torch.distributed.get_rank
+    """For a while this thread is rank 0 of the job when it asks torch; in groups it stays what it is.
 
-    def get_rank(group: Any = None) -> int:
-        return 0 if group is None else original(group)
-
-    torch.distributed.get_rank = get_rank
+    Blends are built in several threads at once: the first to come replaces the question, the last to go puts it back.
+    """
+    with _replacing:
+        if not _replaced:
+            _replaced.append(torch.distributed.get_rank)
+            torch.distributed.get_rank = _rank_in_this_thread(_replaced[0])
+        _inside.append(threading.get_ident())
     try:
         yield
     finally:
-        torch.distributed.get_rank = original
+        with _replacing:
+            _inside.remove(threading.get_ident())
+            if not _inside:
+                torch.distributed.get_rank = _replaced.pop()
+
+
+def _rank_in_this_thread(original: Callable[[Any], int]) -> Any:
+    def get_rank(group: Any = None) -> int:
+        return 0 if group is None and threading.get_ident() in _inside else original(group)
+
+    return get_rank
 
 
 @contextlib.contextmanager

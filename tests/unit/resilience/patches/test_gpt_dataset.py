@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,39 @@ def test_it_is_the_first_rank_only_to_who_asks_for_the_job(data: list[str], tmp_
     with as_first_rank():
         assert (torch.distributed.get_rank(), torch.distributed.get_rank(group)) == (0, 1)
     assert torch.distributed.get_rank() == 2
+
+
+@pytest.mark.usefixtures("alone")
+def test_threads_that_overlap_leave_the_rank_as_it_was(data: list[str], tmp_path: Path) -> None:
+    build(data, tmp_path / "cache")
+    own = torch.distributed.get_rank
+    both_in, first_out = threading.Barrier(2, timeout=30), threading.Event()
+
+    def first() -> tuple[int, int]:
+        with as_first_rank():
+            both_in.wait()
+            inside = torch.distributed.get_rank()
+        rank = torch.distributed.get_rank()
+        first_out.set()
+        return inside, rank
+
+    def last() -> tuple[int, int]:
+        with as_first_rank():
+            both_in.wait()
+            assert first_out.wait(30)
+            return torch.distributed.get_rank(), 2
+
+    with ThreadPoolExecutor(2) as pool:
+        seen = [future.result() for future in [pool.submit(first), pool.submit(last)]]
+    assert seen == [(0, 2), (0, 2)]
+    assert torch.distributed.get_rank is own
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_thread_beside_keeps_its_rank(data: list[str], tmp_path: Path) -> None:
+    build(data, tmp_path / "cache")
+    with ThreadPoolExecutor(1) as pool, as_first_rank(), as_first_rank():
+        assert (torch.distributed.get_rank(), pool.submit(torch.distributed.get_rank).result()) == (0, 2)
 
 
 HOLD = """
