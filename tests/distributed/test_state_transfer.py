@@ -23,6 +23,8 @@ from tests.distributed.test_bit_equality import INTERLEAVED, MOE, TINY, TP2_PP2
 
 BASE = TINY.replace("--log-interval 10", "--log-interval 4").replace("--global-batch-size 8", "--global-batch-size 4")
 BOUNDARY, ITERATIONS = 3, 6
+SLACK_BYTES = 16 << 10
+"""For tensors of the small state, which are made one after the other: a random state has 5 kB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +197,10 @@ def test_the_inventory_is_complete(outcome: Outcome) -> None:
 
 def test_neither_side_needs_memory_that_training_did_not_hold(outcome: Outcome) -> None:
     for rank, leaver in enumerate(outcome.leavers):
-        small = leaver["boundary"]["small_bytes"]
         given = [leaver["heir"], *([leaver["lone"]] if "lone" in leaver else [])]
         taken = [outcome.heirs[rank]["taken"], *([outcome.lone[rank]["taken"]] if rank in outcome.lone else [])]
         for side in (*given, *taken):
-            assert side["peak"] <= side["before"] + 2 * small, f"rank {rank}"
+            assert side["peak"] <= side["before"] + SLACK_BYTES, f"rank {rank}"
 
 
 def test_the_cases_show_what_they_are_there_for(outcome: Outcome) -> None:

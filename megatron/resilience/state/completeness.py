@@ -16,7 +16,7 @@ import torch
 
 from megatron.resilience.state.arenas import parameter_buffers
 from megatron.resilience.state.inventory import Inventory
-from megatron.resilience.state.small_tensors import small_tensors
+from megatron.resilience.state.small_tensors import SCRATCH, small_tensors
 
 _NO_STATE = (
     *(type, types.ModuleType, types.BuiltinFunctionType, str, bytes, int, float, complex, Enum),
@@ -24,9 +24,6 @@ _NO_STATE = (
 )
 _GRADIENTS = ("grad", "decoupled_grad")
 """Attributes of a tensor that are dead between two iterations."""
-
-SCRATCH = {"token_dispatcher": "routes one micro-batch; each forward pass writes its tensors before it reads them"}
-"""Attributes of modules whose tensors are not state, and why."""
 
 
 def unlisted_tensors(trainee: Any, inventory: Inventory) -> list[str]:

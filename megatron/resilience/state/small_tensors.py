@@ -21,6 +21,12 @@ from megatron.resilience.state.errors import StateError
 SMALL_BYTES_MAX = 64 << 20
 """Of all of them together; what is bigger belongs into an arena."""
 
+SCRATCH = {
+    "input_tensor": "what the stage before sent for one micro-batch; set before each forward pass, and big",
+    "token_dispatcher": "routes one micro-batch; each forward pass writes its tensors before it reads them",
+}
+"""Attributes of modules whose tensors are not state, and why."""
+
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -100,7 +106,8 @@ def unpack(packed: PackedTensor) -> torch.Tensor:
 def _of_module(path: str, module: Any) -> Iterator[SmallTensor]:
     """Its buffers, persistent or not, and tensors that are plain attributes (such as rotary frequencies)."""
     prefix = path if path.endswith(".") else f"{path}."
-    for holder in (module._buffers, vars(module)):
+    attributes = {key: value for key, value in vars(module).items() if key not in SCRATCH}
+    for holder in (module._buffers, attributes):
         for key, value in list(holder.items()):
             if torch.is_tensor(value) and not isinstance(value, torch.nn.Parameter):
                 yield SmallTensor(name=f"{prefix}{key}", tensor=value, replace=_setter(module, key))

@@ -11,8 +11,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megatron.resilience.state.completeness import unlisted_tensors
 from megatron.resilience.state.errors import StateError
-from megatron.resilience.state.small_tensors import PackedTensor, module_of, pack, small_tensors, unpack
+from megatron.resilience.state.inventory import take_inventory
+from megatron.resilience.state.small_tensors import (
+    SMALL_BYTES_MAX,
+    PackedTensor,
+    module_of,
+    pack,
+    small_tensors,
+    unpack,
+)
+from tests.unit.resilience.state.test_inventory import Counters
 
 LoneRank = Callable[[str], AbstractContextManager[Any]]
 DTYPES = [
@@ -82,6 +92,17 @@ def test_what_was_replaced_is_found_where_it_is_now(lone_rank: LoneRank) -> None
         assert found.tensor is scaler._scale
         found.replace(torch.tensor([4.0]))
         assert scaler._scale.item() == 4.0
+
+
+def test_the_last_input_of_a_stage_is_no_state(lone_rank: LoneRank) -> None:
+    with lone_rank("") as rank:
+        inventory = take_inventory(rank.trainee, Counters())
+        decoder = rank.trainee.model[0].module.decoder
+        decoder.set_input_tensor(torch.empty(SMALL_BYTES_MAX + 1, dtype=torch.uint8))
+        assert len(inventory.capture()) < 100_000
+        assert unlisted_tensors(rank.trainee, inventory) == []
+        decoder.register_buffer("kept", torch.ones(3))
+        assert "chunk0.module.decoder.kept" in [small.name for small in small_tensors(rank.trainee)]
 
 
 @pytest.mark.parametrize("name", ["chunk1.module", "chunk0.nowhere.at", "optimizer0.step", "", "chunk0.module.a-b"])
