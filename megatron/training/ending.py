@@ -6,6 +6,7 @@ and only where a flag asks for something that ranks could see differently.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -41,10 +42,14 @@ class Ending(IntEnum):
 
 
 class EndingWatch:
-    """Watches signals and the clock from `start()` on, for one rank."""
+    """Watches signals and the clock from `start()` on, for one rank.
 
-    def __init__(self, run: RunSettings) -> None:
+    One that `joins` has no say in when the run ends: a signal ends its process, until it has another rank's state.
+    """
+
+    def __init__(self, run: RunSettings, *, joins: bool = False) -> None:
         self._run = run
+        self._joins = joins
         self._signal_came = False
         self._started_s = 0.0
         self._previous: dict[signal.Signals, Any] = {}
@@ -76,12 +81,19 @@ class EndingWatch:
         return {"elapsed_s": time.monotonic() - self._started_s, "signal_came": self._signal_came}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Takes over what another rank captured."""
+        """Takes over what another rank captured. A signal from now on asks for the end of the run."""
         self._started_s = time.monotonic() - values["elapsed_s"]
-        self._signal_came = self._signal_came or values["signal_came"]
+        self._signal_came = values["signal_came"]
+        self._joins = False
 
-    def _note_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._signal_came = True
+    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
+        if not self._joins:
+            self._signal_came = True
+            return
+        words = f"{signal.Signals(number).name} came before this rank had another's state: it cannot join, and ends\n"
+        os.write(2, words.encode())  # print() may be under way already
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
     def seen(self, iteration: int) -> Ending:
         """The ending after `iteration` for all that this rank has seen."""

@@ -60,7 +60,7 @@ def build_joiner(
     reporter = Reporter(plan, speaks=environment.global_rank == environment.world_size - 1)
     trainee = build_trainee(plan, model_provider)
     train, valid, test = datasets_provider(plan, dataset_sizes(plan))
-    checkpointer, watch, progress = Checkpointer(plan), EndingWatch(plan.settings.run), Progress()
+    checkpointer, watch, progress = Checkpointer(plan), EndingWatch(plan.settings.run, joins=True), Progress()
     handover = Handover()
     bookkeeping = LoopBookkeeping(
         progress=progress, reporter=reporter, checkpointer=checkpointer, watch=watch, links=handover

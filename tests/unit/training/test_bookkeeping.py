@@ -79,13 +79,6 @@ def test_clocks_go_on(lone_rank: LoneRank) -> None:
         assert time.monotonic() > 0
 
 
-def test_a_signal_that_came_here_meanwhile_is_kept(lone_rank: LoneRank) -> None:
-    with lone_rank("") as rank:
-        own, taken = fresh(rank), worn(rank)
-        taken.restore(own.capture())
-        assert taken.watch.capture()["signal_came"]
-
-
 @pytest.mark.parametrize("part", ["progress", "reporter", "checkpointer", "watch"])
 @pytest.mark.parametrize("wrong", [None, {}, "text"])
 def test_counters_of_another_release_are_refused_and_change_nothing(lone_rank: LoneRank, part: str, wrong: Any) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +42,38 @@ def test_a_signal_ends_the_run_at_the_next_boundary(votes: list[int], number: si
     watch.stop()
     assert signal.getsignal(number) == before
     assert votes == [0, int(Ending.SIGNAL_CAME)]
+
+
+ENDS = """
+import os, signal, sys
+from megatron.training.config import RunSettings
+from megatron.training.ending import Ending, EndingWatch
+watch = EndingWatch(RunSettings(exit_signal_handler=True), joins=True)
+watch.start()
+if sys.argv[2] == "whole":
+    watch.restore({"elapsed_s": 1.0, "signal_came": False})
+os.kill(os.getpid(), int(sys.argv[1]))
+sys.exit(int(watch.seen(1)))
+"""
+
+
+@pytest.mark.parametrize("number", EXIT_SIGNALS)
+@pytest.mark.parametrize("state", ["none", "whole"])
+def test_a_signal_ends_who_joins_and_the_run_only_once_it_has_the_state(number: signal.Signals, state: str) -> None:
+    command = [sys.executable, "-c", ENDS, str(int(number)), state]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120)
+    if state == "whole":
+        assert (ended.returncode, ended.stderr) == (int(Ending.SIGNAL_CAME), "")
+    else:
+        assert ended.returncode == -number
+        assert f"{number.name} came before this rank had another's state: it cannot join" in ended.stderr
+
+
+def test_whether_a_signal_came_is_taken_over_as_it_was() -> None:
+    watch = EndingWatch(RunSettings(exit_signal_handler=True))
+    for came in (True, False):
+        watch.restore({"elapsed_s": 1.0, "signal_came": came})
+        assert watch.capture()["signal_came"] is came
 
 
 def test_signals_are_left_alone_unless_asked(votes: list[int]) -> None:
