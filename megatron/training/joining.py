@@ -7,9 +7,10 @@ every operation returns at once; the rank's values are arbitrary until it has re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from megatron.resilience.state.errors import StateError
 from megatron.resilience.state.inventory import Inventory, take_inventory
 from megatron.resilience.worker.handover import Handover
 from megatron.training import device
@@ -40,6 +41,42 @@ class Joiner:
     progress: Progress
     inventory: Inventory
     handover: Handover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyInventory:
+    """An inventory that is restored only when `prepare` has also done what it does with the state.
+
+    The leaver hears of the state's arrival after that: what fails in `prepare` ends the switch and not the job.
+    """
+
+    inventory: Inventory
+    prepare: Callable[[], None]
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all arenas together."""
+        return self.inventory.total_bytes
+
+    def layout_digest(self) -> bytes:
+        """See Inventory."""
+        return self.inventory.layout_digest()
+
+    def memory(self) -> list[memoryview]:
+        """See Inventory."""
+        return self.inventory.memory()
+
+    def capture(self) -> bytes:
+        """See Inventory."""
+        return self.inventory.capture()
+
+    def restore(self, payload: bytes) -> None:
+        """See Inventory. Raises StateError for whatever `prepare` raises."""
+        self.inventory.restore(payload)
+        try:
+            self.prepare()
+        except Exception as error:
+            raise StateError(f"it cannot train on from there: {type(error).__name__}: {error}") from error
 
 
 def build_joiner(

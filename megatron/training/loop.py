@@ -56,11 +56,20 @@ class TrainingLoop:
         self._checkpointer = checkpointer
         self._reporter = reporter
         self._valid_sources: list[BatchSource] | None = None
+        self._prepared: tuple[int, list[BatchSource]] | None = None
+
+    def prepare(self, progress: Progress) -> None:
+        """Makes now what else `run` begins with: loaders of the training data, and their processes. Not collective."""
+        consumed = progress.consumed_train_samples
+        self._prepared = (consumed, self._sources(self._datasets.train, consumed))
 
     def run(self, progress: Progress, membership: Membership) -> Ending:
         """Trains until the end; `progress` is brought forward. Collective."""
         plan, run = self._plan, self._plan.settings.run
-        sources = self._sources(self._datasets.train, progress.consumed_train_samples)
+        if self._prepared is None or self._prepared[0] != progress.consumed_train_samples:
+            self.prepare(progress)
+        assert self._prepared is not None
+        (_, sources), self._prepared = self._prepared, None
         ending = Ending.GOES_ON
         with _garbage_collection(run.manual_gc):
             while not self._is_over(progress) and ending is Ending.GOES_ON:

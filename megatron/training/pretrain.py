@@ -105,7 +105,7 @@ def _train(
 def _succeed(argv: Sequence[str], environment: Environment, providers: Providers) -> None:
     """The rank takes the place of a running one, and trains on from there."""
     from megatron.training import switching
-    from megatron.training.joining import build_joiner
+    from megatron.training.joining import ReadyInventory, build_joiner
 
     joiner = build_joiner(argv, environment, model_provider=providers.model, datasets_provider=providers.datasets)
     with joiner.watch.watching():
@@ -114,7 +114,8 @@ def _succeed(argv: Sequence[str], environment: Environment, providers: Providers
             *(joiner.plan, joiner.trainee, joiner.datasets),
             *(providers.forward_step, joiner.checkpointer, joiner.reporter),
         )
-        own = (joiner.watch, joiner.inventory, joiner.handover)
+        inventory = ReadyInventory(inventory=joiner.inventory, prepare=lambda: loop.prepare(joiner.progress))
+        own = (joiner.watch, inventory, joiner.handover)
         with _until_replaced(), switching.successor(joiner.plan, argv, environment, *own) as membership:
             _run(joiner.plan, loop, joiner.progress, membership, joiner.trainee, joiner.reporter)
 

@@ -19,6 +19,7 @@ from megatron.training.checkpointing import Checkpointer, Progress
 from megatron.training.config import SettingsError
 from megatron.training.ending import EndingWatch
 from megatron.training.environment import Environment
+from megatron.training.joining import ReadyInventory
 from megatron.training.layout import Plan
 from megatron.training.membership import SwitchedMembership
 from megatron.training.model_setup import Trainee
@@ -69,7 +70,7 @@ def successor(
     argv: Sequence[str],
     environment: Environment,
     watch: EndingWatch,
-    inventory: Inventory,
+    inventory: ReadyInventory,
     handover: Handover,
 ) -> Iterator[SwitchedMembership]:
     """Takes the place of a running rank: returns when its state is here and it may train on.
@@ -82,7 +83,9 @@ def successor(
 
 
 @contextmanager
-def _worker(plan: Plan, environment: Environment, inventory: Inventory, handover: Handover) -> Iterator[RankWorker]:
+def _worker(
+    plan: Plan, environment: Environment, inventory: Inventory | ReadyInventory, handover: Handover
+) -> Iterator[RankWorker]:
     settings = read_settings()
     if settings.token is None:
         raise SettingsError("TRAINMOVER_AGENT is set and TRAINMOVER_TOKEN is not; start by trainmover run --resilience")
