@@ -34,6 +34,7 @@ __all__ = [
     "SwitchState",
     "SwitchTally",
     "abort_switch",
+    "check_handover",
     "commit_switch",
     "control_stats",
     "go_live",
@@ -182,6 +183,32 @@ def go_live(generation: int, handover: str, endpoints: Mapping[int, str] | None 
 
     `endpoints`: of the other ranks that move in this switch. Prepared links are used, others are made at first use.
     """
+    recovery, places = _told_by(handover)
+    runtime = rendezvous.current().runtime
+    if endpoints:
+        others = {rank: decode_endpoint(text) for rank, text in endpoints.items() if rank != runtime.global_rank}
+        runtime.add_endpoints(others, generation)
+    runtime.go_live(generation, recovery, places)
+
+
+def check_handover(generation: int, handover: str) -> None:
+    """Joiner, before the verdict: raises SwitchError for a handover that `go_live` would refuse. Changes nothing."""
+    recovery, places = _told_by(handover)
+    if recovery >= generation:
+        raise SwitchError(
+            f"generation {generation}: found a handover of generation {recovery}, expected an earlier one"
+        )
+    _, here = rendezvous.current().runtime.handover()
+    missing = sorted(set(places) - set(here))
+    if missing:
+        raise SwitchError(
+            f"generation {generation}: the leaver has a group {missing[0]}, which this process has not made; it must "
+            "make the same groups in the same order"
+        )
+
+
+def _told_by(handover: str) -> tuple[int, dict[str, list[int]]]:
+    """The generation of the last recovery, and the place of each group. Raises SwitchError for other text."""
     try:
         told = json.loads(handover)
         recovery, places = int(told["recovery"]), {str(name): list(map(int, p)) for name, p in told["places"].items()}
@@ -191,11 +218,7 @@ def go_live(generation: int, handover: str, endpoints: Mapping[int, str] | None 
         raise SwitchError(
             f"found the handover {handover[:200]!r} ({error}); expected the text of handover() on the leaver"
         ) from error
-    runtime = rendezvous.current().runtime
-    if endpoints:
-        others = {rank: decode_endpoint(text) for rank, text in endpoints.items() if rank != runtime.global_rank}
-        runtime.add_endpoints(others, generation)
-    runtime.go_live(generation, recovery, places)
+    return recovery, places
 
 
 def linked_ranks() -> tuple[int, ...]:

@@ -45,10 +45,12 @@ class LoopBookkeeping:
                 raise ValueError(
                     f"found {name} {found!r}, expected {sorted(part)}; do both ranks run the same release?"
                 )
+        self.links.restore(values["links"])  # the one that may refuse what it is given: before anything is changed
         for name, value in values["progress"].items():
             setattr(self.progress, name, value)
         for name, part in self._parts().items():
-            part.restore(values[name])
+            if part is not self.links:
+                part.restore(values[name])
 
     def _parts(self) -> dict[str, _Counts]:
         return {

@@ -98,7 +98,7 @@ def build_joiner(
     trainee = build_trainee(plan, model_provider)
     train, valid, test = datasets_provider(plan, dataset_sizes(plan))
     checkpointer, watch, progress = Checkpointer(plan), EndingWatch(plan.settings.run, joins=True), Progress()
-    handover = Handover()
+    handover = Handover(generation=environment.join_generation)
     bookkeeping = LoopBookkeeping(
         progress=progress, reporter=reporter, checkpointer=checkpointer, watch=watch, links=handover
     )

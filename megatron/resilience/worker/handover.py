@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import trainmover_ext
+
 
 class Handover:
-    """`text` is trainmover_ext.handover() of the leaver rank; on the joiner rank, what go_live() is given."""
+    """`text` is trainmover_ext.handover() of the leaver rank; on the joiner rank, what go_live() is given.
 
-    def __init__(self) -> None:
+    `generation` is given to a joiner alone: what go_live() would refuse in it is refused before there is a verdict.
+    """
+
+    def __init__(self, *, generation: int | None = None) -> None:
         self.text = ""
+        self._generation = generation
 
     def capture(self) -> dict[str, str]:
         """For the small state."""
         return {"text": self.text}
 
     def restore(self, values: Mapping[str, str]) -> None:
-        """Takes over what the leaver rank captured."""
-        self.text = values["text"]
+        """Takes over what the leaver rank captured. Raises ValueError for what the links here cannot go on from."""
+        text = values["text"]
+        if self._generation is not None:
+            try:
+                trainmover_ext.check_handover(self._generation, text)
+            except trainmover_ext.SwitchError as error:
+                raise ValueError(str(error)) from error
+        self.text = text

@@ -19,13 +19,13 @@ from megatron.training.reporting import Reporter
 LoneRank = Callable[[str], AbstractContextManager[Any]]
 
 
-def fresh(rank: Any) -> LoopBookkeeping:
+def fresh(rank: Any, links: Any = None) -> LoopBookkeeping:
     return LoopBookkeeping(
         progress=Progress(),
         reporter=Reporter(rank.plan, speaks=True),
         checkpointer=Checkpointer(rank.plan),
         watch=EndingWatch(rank.plan.settings.run),
-        links=Handover(),
+        links=links or Handover(),
     )
 
 
@@ -87,4 +87,13 @@ def test_counters_of_another_release_are_refused_and_change_nothing(lone_rank: L
         before = without_clocks(taken.capture())
         with pytest.raises(ValueError, match=f"found {part} .*do both ranks run the same release"):
             taken.restore({**own.capture(), part: wrong})
+        assert without_clocks(taken.capture()) == before
+
+
+def test_a_place_that_the_links_refuse_changes_nothing(lone_rank: LoneRank) -> None:
+    with lone_rank("") as rank:
+        own, taken = worn(rank), fresh(rank, Handover(generation=2))
+        before = without_clocks(taken.capture())
+        with pytest.raises(ValueError, match="expected the text of handover"):
+            taken.restore(own.capture())
         assert without_clocks(taken.capture()) == before

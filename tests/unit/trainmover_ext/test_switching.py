@@ -68,16 +68,18 @@ class TestJoiner:
     )
     def test_a_handover_that_is_none_is_refused(self, text: str) -> None:
         trainmover_ext.join_switch(4, {})
-        with pytest.raises(SwitchError, match="expected the text of handover"):
-            trainmover_ext.go_live(4, text)
+        for refuses in (trainmover_ext.check_handover, trainmover_ext.go_live):
+            with pytest.raises(SwitchError, match="expected the text of handover"):
+                refuses(4, text)
 
     def test_groups_that_the_joiner_has_not_made_are_named(self) -> None:
         trainmover_ext.join_switch(4, {})
-        with pytest.raises(SwitchError, match="has a group other"):
-            trainmover_ext.go_live(4, handover_with(other=[0, 0, 0]))
-        with pytest.raises(SwitchError, match="expected an earlier one"):
-            trainmover_ext.go_live(4, handover_with().replace('"recovery": 1', '"recovery": 4'))
-        trainmover_ext.go_live(4, handover_with())
+        for refuses in (trainmover_ext.check_handover, trainmover_ext.go_live):
+            with pytest.raises(SwitchError, match="has a group other"):
+                refuses(4, handover_with(other=[0, 0, 0]))
+            with pytest.raises(SwitchError, match="expected an earlier one"):
+                refuses(4, handover_with().replace('"recovery": 1', '"recovery": 4'))
+            refuses(4, handover_with())
 
     def test_only_going_live_makes_it_live(self) -> None:
         trainmover_ext.join_switch(4, {})
