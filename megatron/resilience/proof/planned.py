@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megatron.resilience.agent.driven_run import driven_run
+from megatron.resilience.agent.driven_run import RunError, driven_run
 from megatron.resilience.proof.commands import ask, migrate
 from megatron.resilience.proof.compare import Difference, Record, first_difference, last_iteration, read_records
+from megatron.resilience.proof.evidence import gap_in_migrations, gap_in_records
 from megatron.resilience.proof.operations import (
     OperationDifference,
     Trace,
@@ -55,7 +56,9 @@ class ProofSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`why` is empty for an equal run; `incidents` are the migrations as `trainmover incidents --json` tells them."""
+    """`why` is empty for an equal run. `incidents`: of each move the last try, as `trainmover incidents --json` tells
+    it.
+    """
 
     outcome: Outcome
     why: str = ""
@@ -70,6 +73,9 @@ def prove(spec: ProofSpec, say: Callable[[str], None]) -> Verdict:
     """See the module. Raises RunError when a job fails."""
     say("1 of 3: the job, untouched")
     first = _untouched(spec, _UNTOUCHED)
+    gap = gap_in_records(first, spec.machines * spec.ranks_per_machine)
+    if gap:
+        return Verdict(outcome=Outcome.NONE, why=gap)
     say("2 of 3: the job again, untouched: does it repeat itself?")
     difference = first_difference(first, _untouched(spec, _AGAIN))
     if difference is not None:
@@ -78,14 +84,9 @@ def prove(spec: ProofSpec, say: Callable[[str], None]) -> Verdict:
     say(f"3 of 3: the job, migrated {len(spec.moves)} time{'s' * (len(spec.moves) != 1)}")
     records, incidents = migrated(spec, say)
     iterations = last_iteration(first)
-    undone = [incident for incident in incidents if incident["outcome"] != "done"]
-    if undone:
-        return Verdict(
-            outcome=Outcome.NONE,
-            why=f"a migration was not done: {undone[0]['outcome']}: {undone[0]['why']}",
-            iterations=iterations,
-            incidents=incidents,
-        )
+    gap = gap_in_migrations(first, spec.moves, incidents)
+    if gap:
+        return Verdict(outcome=Outcome.NONE, why=gap, iterations=iterations, incidents=incidents)
     difference = first_difference(first, records)
     operation = None
     if difference is not None:
@@ -109,17 +110,23 @@ def _untouched(spec: ProofSpec, name: str) -> list[Record]:
 
 
 def migrated(spec: ProofSpec, say: Callable[[str], None]) -> tuple[list[Record], tuple[dict[str, Any], ...]]:
-    """Runs the job with its moves: what it recorded, and its incidents. Raises RunError."""
+    """Runs the job with its moves: what it recorded, and the last incident of each move. Raises RunError."""
     metrics, resilience = spec.folder / f"{_MIGRATED}.jsonl", spec.folder / "resilience"
     flags = [*_flags(spec, _MIGRATED), "--resilience", "--resilience-dir", str(resilience)]
     flags += ["--elastic", str(elastic_machines(spec.moves))]
     deadline_s = time.monotonic() + spec.limit_s
     log, tracing = spec.folder / f"{_MIGRATED}.log", _tracing(spec, _MIGRATED)
+    incidents: list[dict[str, Any]] = []
+    known = 0
     with driven_run(flags, _script(spec, _MIGRATED), log, tracing) as run:
         for move in spec.moves:
             run.wait_for(partial(_reached, metrics, move.iteration), deadline_s, f"iteration {move.iteration}")
             say(migrate(run, resilience, move.slots, deadline_s))
-        incidents = ask(resilience, "incidents")
+            told = ask(resilience, "incidents")
+            if len(told) <= known:
+                raise RunError(f"found no incident of the migration of slots {move.slots}, expected one")
+            incidents.append(told[-1])
+            known = len(told)
         run.wait(deadline_s)
     return _records(metrics), tuple(incidents)
 
@@ -155,7 +162,11 @@ def _trace(spec: ProofSpec, name: str) -> Trace:
 
 
 def _records(metrics: Path) -> list[Record]:
-    return read_records(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else []
+    """Raises RunError for metrics that hold anything else."""
+    try:
+        return read_records(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else []
+    except ValueError as error:
+        raise RunError(f"{metrics}: {error}") from error
 
 
 def _reached(metrics: Path, iteration: int) -> bool:

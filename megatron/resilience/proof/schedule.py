@@ -29,6 +29,8 @@ def parse_moves(texts: Sequence[str], *, machines: int) -> tuple[Move, ...]:
             raise ValueError(f"found {text!r}, which names a slot twice; name each once")
         if max(slots) >= machines:
             raise ValueError(f"found slot {max(slots)} in {text!r}, expected slots from 0 to {machines - 1}")
+        if int(found[1]) < 1:
+            raise ValueError(f"found {text!r}, expected an iteration from 1 on: one must have ended before the switch")
         moves.append(Move(iteration=int(found[1]), slots=slots))
     return tuple(sorted(moves, key=lambda move: move.iteration))
 

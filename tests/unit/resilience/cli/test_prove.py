@@ -163,3 +163,10 @@ def test_a_job_that_fails_gives_no_verdict(
     monkeypatch.setattr(module, "prove", prove)
     assert main(["planned", "--folder", str(tmp_path), "--", "x.py"]) == 1
     assert "NO VERDICT: found exit code 1, expected 0." in capsys.readouterr().out
+
+
+def test_a_job_that_records_nothing_gives_no_verdict(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "silent.py"
+    script.write_text("print('trained')\n", encoding="utf-8")
+    assert main(["planned", "--machines", "1", "--folder", str(tmp_path / "proof"), "--", str(script)]) == 1
+    assert "NO VERDICT: found no step in the metrics, expected one an iteration" in capsys.readouterr().out

@@ -23,6 +23,8 @@ def test_moves_come_in_the_order_of_their_iterations() -> None:
         ("20:1,", "expected ITERATION:SLOT"),
         ("x:1", "expected ITERATION:SLOT"),
         ("20:1\n", "expected ITERATION:SLOT"),
+        ("0:1", "found '0:1', expected an iteration from 1 on"),
+        ("00:1", "expected an iteration from 1 on"),
         ("20:1,1", "names a slot twice"),
         ("20:0,3", "found slot 3 in '20:0,3', expected slots from 0 to 2"),
     ],
