@@ -42,8 +42,7 @@ def main(argv: Sequence[str]) -> int:
         script = [*script, *window_flags(script, options.window)]
     except ValueError as error:
         raise UsageError(str(error)) from error
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="trainmover-proof-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="trainmover-proof-")) if options.folder is None else _made(options.folder)
     spec = ProofSpec(
         script=tuple(script),
         machines=options.machines,
@@ -60,6 +59,20 @@ def main(argv: Sequence[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(as_json(verdict)) if options.json else text(verdict, folder), flush=True)
     return EXIT_OK if verdict.outcome is Outcome.EQUAL else EXIT_FAILURE
+
+
+def _made(folder: Path) -> Path:
+    """An empty folder. Raises UsageError: what an earlier proof left there would be read as this one's."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_used = any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(
+            f"found --folder {folder} not usable ({error.strerror}), expected one to write to; name another"
+        ) from error
+    if is_used:
+        raise UsageError(f"found files in --folder {folder}, expected an empty folder or none yet; name another")
+    return folder
 
 
 def _parser() -> FlagParser:

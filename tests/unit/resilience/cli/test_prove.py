@@ -99,6 +99,20 @@ def test_the_proof_is_of_the_job_that_was_named(proves: Proves, tmp_path: Path) 
     assert (tmp_path / "new").is_dir(), "a folder that was named is kept"
 
 
+def test_a_folder_that_holds_anything_is_refused(proves: Proves, tmp_path: Path) -> None:
+    asked = proves(EQUAL)
+    (tmp_path / "untouched.jsonl").write_text("")
+    for folder, words in (
+        (tmp_path, "found files in --folder .*, expected an empty folder or none yet"),
+        (tmp_path / "untouched.jsonl", r"not usable \(File exists\)"),
+        (tmp_path / "untouched.jsonl" / "under", r"not usable \(Not a directory\)"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            main(["planned", "--folder", str(folder), "--", "x.py"])
+    assert asked == []
+    assert [path.name for path in tmp_path.iterdir()] == ["untouched.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("verdict", "code", "words"),
     [
