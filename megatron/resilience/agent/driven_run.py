@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from megatron.resilience.agent.environment import inherited_environment
+from megatron.resilience.agent.failure import EXIT_USAGE
 from megatron.resilience.agent.process_tree import set_parent_death_signal
 
 _POLL_S = 0.005
@@ -26,6 +27,14 @@ _END_S = 60
 
 class RunError(RuntimeError):
     """A run failed, or ended before what was waited for had happened."""
+
+
+class RunRefusedError(RunError):
+    """A run did not start, because its command line cannot be used. `line`: what it said of that."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line)
+        self.line = line
 
 
 class DrivenRun:
@@ -58,19 +67,31 @@ class DrivenRun:
         return next((at_s for at_s, line in self._lines if text in line), None)
 
     def wait_for(self, happened: Callable[[], bool], deadline_s: float, what: str) -> None:
-        """Until `happened()`. Raises RunError when the job ends before, or the time is up."""
+        """Until `happened()`. Raises RunError when the job ends before, or the time is up; RunRefusedError."""
         while not happened():
             if not self.read(_POLL_S):
+                self._code(deadline_s)
                 raise RunError(f"found the job's end before {what}; {self.tail()}")
             self._check_time(deadline_s, what)
 
     def wait(self, deadline_s: float) -> None:
-        """Until it has ended well. Raises RunError."""
+        """Until it has ended well. Raises RunError; RunRefusedError for exit code 2."""
         while self.read(_POLL_S):
             self._check_time(deadline_s, "its end")
-        code = self.process.wait(timeout=max(1.0, deadline_s - time.monotonic()))
+        code = self._code(deadline_s)
         if code:
             raise RunError(f"found exit code {code}, expected 0; {self.tail()}")
+
+    def _code(self, deadline_s: float) -> int:
+        """The exit code, once its output has ended. Raises RunError, RunRefusedError."""
+        try:
+            code = self.process.wait(timeout=max(1.0, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"found its output ended and no exit code within the limit; {self.tail()}") from error
+        if code == EXIT_USAGE:
+            said = [line for _, line in self._lines if line.strip()]
+            raise RunRefusedError(said[-1] if said else f"found exit code {code}, expected 0, and no word said")
+        return code
 
     def _check_time(self, deadline_s: float, awaited: str) -> None:
         if time.monotonic() > deadline_s:

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from megatron.resilience.agent.driven_run import RunError
-from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
+from megatron.resilience.agent.driven_run import RunError, RunRefusedError
+from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK, EXIT_USAGE
 from megatron.resilience.agent.spawner import split_at_script
 from megatron.resilience.cli.usage import FlagParser, UsageError
 from megatron.resilience.proof.planned import Outcome, ProofSpec, Verdict, prove
@@ -22,7 +22,10 @@ _KINDS = ("planned",)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Proves. 0: equal in every bit; 1: different, or no verdict. Raises UsageError."""
+    """Proves. 0: equal in every bit; 1: different, or no verdict; 2: the job refuses its command line.
+
+    Raises UsageError.
+    """
     own, script = split_at_script(argv)
     options = _parser().parse_flags(own)
     if options.kind not in _KINDS:
@@ -34,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     for flag, value in (("--machines", options.machines), ("--ranks-per-machine", options.ranks_per_machine)):
         if value < 1:
             raise UsageError(f"found {flag} {value}, expected at least 1")
+    if not 0 < options.limit < float("inf"):
+        raise UsageError(f"found --limit {options.limit:g}, expected seconds, more than 0")
     for word in ("--metrics-file", "--log-state-digest"):
         if word in script:
             raise UsageError(f"found {word} in the script's arguments, which the proof sets itself; leave it out")
@@ -53,10 +58,14 @@ def main(argv: Sequence[str]) -> int:
     )
     try:
         verdict = prove(spec, _say)
+    except RunRefusedError as error:
+        _remove(folder, is_ours=options.folder is None)
+        print(error.line, file=sys.stderr, flush=True)
+        return EXIT_USAGE
     except RunError as error:
         verdict = Verdict(outcome=Outcome.NONE, why=str(error))
     if verdict.outcome is Outcome.EQUAL and options.folder is None:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, is_ours=True)
     print(json.dumps(as_json(verdict)) if options.json else text(verdict, folder), flush=True)
     return EXIT_OK if verdict.outcome is Outcome.EQUAL else EXIT_FAILURE
 
@@ -73,6 +82,15 @@ def _made(folder: Path) -> Path:
     if is_used:
         raise UsageError(f"found files in --folder {folder}, expected an empty folder or none yet; name another")
     return folder
+
+
+def _remove(folder: Path, *, is_ours: bool) -> None:
+    """All of it; of a folder that the user named, what is in it: that is the proof's too."""
+    for path in [folder] if is_ours else list(folder.iterdir()):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _parser() -> FlagParser:
@@ -93,7 +111,9 @@ def _parser() -> FlagParser:
     )
     parser.add_argument("--window", type=int, metavar="N", help="only N iterations, from the checkpoint of --load")
     parser.add_argument("--limit", type=float, default=3600.0, metavar="SECONDS", help="for each run (default 3600)")
-    parser.add_argument("--folder", type=Path, help="keep logs, metrics and saves there (default: only if not equal)")
+    parser.add_argument(
+        "--folder", type=Path, help="empty; keep logs, metrics and saves there (default: only if not equal)"
+    )
     parser.add_argument("--json", action="store_true", help="the verdict as one JSON object")
     return parser
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megatron.resilience.agent.driven_run import DrivenRun, RunError, driven_run
+from megatron.resilience.agent.driven_run import DrivenRun, RunError, RunRefusedError, driven_run
 
 FLAGS = ("--machines", "1", "--ranks-per-machine", "1", "--start", "exec")
 LIMIT_S = 60.0
@@ -60,6 +60,16 @@ def test_the_end_before_what_was_waited_for_is_an_error(tmp_path: Path) -> None:
         pytest.raises(RunError, match=r"found the job's end before rain;(.|\n)*short"),
     ):
         run.wait_for(lambda: False, soon(), "rain")
+
+
+def test_a_run_that_refuses_its_command_line_is_told_apart_by_its_last_line(tmp_path: Path) -> None:
+    job = script(tmp_path, "raise SystemExit(2)\n")
+    with driven_run([*flags(tmp_path), "--machines", "0"], job, tmp_path / "run.log") as run:
+        with pytest.raises(RunRefusedError) as caught:
+            run.wait_for(lambda: False, soon(), "rain")
+        with pytest.raises(RunRefusedError):
+            run.wait(soon())
+    assert caught.value.line.startswith("trainmover: error: found --machines 0, expected at least 1")
 
 
 def test_waiting_is_bounded_and_the_run_ends_with_its_driver(tmp_path: Path) -> None:

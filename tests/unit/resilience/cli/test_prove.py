@@ -67,6 +67,9 @@ def proves(monkeypatch: pytest.MonkeyPatch) -> Proves:
         (["planned"], "found no script"),
         (["planned", "--machines", "0", "--", "x.py"], "found --machines 0, expected at least 1"),
         (["planned", "--ranks-per-machine", "-1", "--", "x.py"], "found --ranks-per-machine -1"),
+        (["planned", "--limit", "0", "--", "x.py"], "found --limit 0, expected seconds, more than 0"),
+        (["planned", "--limit", "nan", "--", "x.py"], "found --limit nan"),
+        (["planned", "--limit", "inf", "--", "x.py"], "found --limit inf"),
         (["planned", "--", "x.py", "--metrics-file", "m"], "found --metrics-file in the script's arguments"),
         (["planned", "--", "x.py", "--log-state-digest"], "found --log-state-digest in the script's arguments"),
         (["planned", "--migrate", "10", "--", "x.py"], "expected ITERATION:SLOT"),
@@ -184,3 +187,17 @@ def test_a_job_that_records_nothing_gives_no_verdict(capsys: pytest.CaptureFixtu
     script.write_text("print('trained')\n", encoding="utf-8")
     assert main(["planned", "--machines", "1", "--folder", str(tmp_path / "proof"), "--", str(script)]) == 1
     assert "NO VERDICT: found no step in the metrics, expected one an iteration" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_job_that_cannot_start_is_a_wrong_command_line_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, is_named: bool
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "named").mkdir()
+    named = ["--folder", str(tmp_path / "named")] if is_named else []
+    assert main(["planned", *named, "--", "missing.py"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "trainmover: error: found no file missing.py, expected the training script; check the path after `--`"
+    )
+    assert [path.name for path in tmp_path.rglob("*")] == ["named"]
