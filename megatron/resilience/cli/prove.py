@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     if not 0 < options.limit < float("inf"):
         raise UsageError(f"found --limit {options.limit:g}, expected seconds, more than 0")
     for word in ("--metrics-file", "--log-state-digest"):
-        if word in script:
+        if any(given == word or given.startswith(f"{word}=") for given in script):
             raise UsageError(f"found {word} in the script's arguments, which the proof sets itself; leave it out")
     try:
         moves = parse_moves(options.migrate or ["10:0"], machines=options.machines)

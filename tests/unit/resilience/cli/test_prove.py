@@ -71,6 +71,7 @@ def proves(monkeypatch: pytest.MonkeyPatch) -> Proves:
         (["planned", "--limit", "nan", "--", "x.py"], "found --limit nan"),
         (["planned", "--limit", "inf", "--", "x.py"], "found --limit inf"),
         (["planned", "--", "x.py", "--metrics-file", "m"], "found --metrics-file in the script's arguments"),
+        (["planned", "--", "x.py", "--metrics-file=m"], "found --metrics-file in the script's arguments"),
         (["planned", "--", "x.py", "--log-state-digest"], "found --log-state-digest in the script's arguments"),
         (["planned", "--migrate", "10", "--", "x.py"], "expected ITERATION:SLOT"),
         (["planned", "--migrate", "10:2", "--", "x.py"], "found slot 2"),

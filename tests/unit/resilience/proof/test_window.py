@@ -29,9 +29,25 @@ def test_the_checkpoint_that_the_script_names_counts(tmp_path: Path) -> None:
     assert window_flags([*checkpoint(tmp_path), "--ckpt-step", "20"], 5) == ("--exit-interval", "25")
 
 
+def test_the_checkpoint_may_be_named_in_any_way_that_the_trainer_takes(tmp_path: Path) -> None:
+    flag, folder = checkpoint(tmp_path)[1:]
+    (tmp_path / "job.yaml").write_text(f"checkpoint:\n  load: {folder}\n")
+    (tmp_path / "step.yaml").write_text(f"load: {folder}\nckpt_step: 20\n")
+    for words, end in (
+        ([f"{flag}={folder}"], "45"),
+        ([flag, "elsewhere", flag, folder], "45"),
+        (["--yaml-cfg", str(tmp_path / "job.yaml")], "45"),
+        (["--yaml-cfg", str(tmp_path / "step.yaml")], "25"),
+        (["--yaml-cfg", str(tmp_path / "step.yaml"), "--ckpt-step=30"], "35"),
+    ):
+        assert window_flags(["x.py", *words], 5) == ("--exit-interval", end)
+
+
 @pytest.mark.parametrize(
     ("window", "extra", "words"),
     [
+        (5, ["--exit-interval=3"], "found --exit-interval in the script's arguments"),
+        (5, ["--ckpt-step", "last"], "found --ckpt-step last, expected the iteration of a checkpoint"),
         (1, [], "found --window 1, expected at least 2"),
         (5, ["--exit-interval", "3"], "found --exit-interval in the script's arguments"),
     ],
