@@ -140,10 +140,25 @@ class Job:
         one, other = ends
         assert one is not None
         assert other is not None
+        if not self._answers(one, b, other):
+            self.world.after(self.world.between(5, 20), self.link_appears, a, b)
+            return
         self.links.add((min(a, b), max(a, b)))
         self.world.say(f"ranks {a} and {b} link up")
         one.link_appears(b, other.generation)
         other.link_appears(a, one.generation)
+
+    def _answers(self, caller: Process, peer: int, holder: Process) -> bool:
+        """Whether the process that `caller` knows as `peer` is its holder; a leaver that is kept lets callers wait."""
+        known = caller.directory[peer]
+        if known == holder.endpoint:
+            return True
+        if not self.excuse and not any(process.alive and process.endpoint == known for process in self.processes):
+            raise invariants.InvariantViolation(
+                f"global rank {caller.global_rank} calls global rank {peer} at {known}, which has ended; it listens at "
+                f"{holder.endpoint}"
+            )
+        return False
 
     def note(self, sender: Process, peer: int, note: Note) -> None:
         """To the process of `peer` that was there before the switch."""

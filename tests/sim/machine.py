@@ -149,7 +149,7 @@ class SimMachine:
 
     def _spawn(self, start: StartRanks) -> None:
         for rank in start.ranks:
-            process = Process(self.job, self, rank, start.generation, start.slot_generations)
+            process = Process(self.job, self, rank, start.generation, start)
             self.processes[rank] = process
             self.job.processes.append(process)
             self.world.after(self.world.between(1, 20), process.start)

@@ -23,6 +23,7 @@ from megatron.resilience.protocol.messages import (
     Progress,
     RankCommand,
     RankReport,
+    StartRanks,
     WorkerHello,
 )
 from megatron.resilience.protocol.rank_core import RankCore
@@ -62,6 +63,7 @@ from megatron.resilience.protocol.switch import (
     WaitedTooLong,
 )
 from megatron.resilience.protocol.vote import Contribution, Decision, decide
+from tests.sim.addresses import Addresses
 from tests.sim.wording import short
 from tests.sim.world import Pipe
 
@@ -91,9 +93,7 @@ class Loop(enum.Enum):
 class Process:
     """See the module. `generation` is the one in which it was started."""
 
-    def __init__(
-        self, job: Job, machine: SimMachine, global_rank: int, generation: int, slots: tuple[int, ...]
-    ) -> None:
+    def __init__(self, job: Job, machine: SimMachine, global_rank: int, generation: int, start: StartRanks) -> None:
         self.job, self.world, self.machine = job, job.world, machine
         self.global_rank, self.generation = global_rank, generation
         self.core = RankCore(global_rank, generation=generation if generation > 1 else None)
@@ -101,10 +101,10 @@ class Process:
         self.alive = True
         self.iteration = -1
         self.state: int | None = 1 if generation == 1 else None
-        self.view = {rank: slots[rank // job.per_machine] for rank in range(job.size)}
+        self.view = {rank: start.slot_generations[rank // job.per_machine] for rank in range(job.size)}
         """Peer -> generation of its slot, as this rank's link to it has it."""
         self.holds_new_links = False
-        self.directory: Mapping[int, str] = {}
+        self.directory = Addresses(start.endpoints)
         self.is_built = False
         self.prepared: dict[int, Mapping[int, str]] = {}
         self.granted = 0
@@ -265,6 +265,7 @@ class Process:
                 job.verdict(self, generation, leave=True)
                 for peer in joiners:
                     self.view[peer] = generation
+                self.directory.learn(joiners)
                 self.prepared.pop(generation, None)
             case AbortLinks(generation=generation):
                 if generation in job.boundaries and self.granted == generation:
@@ -299,7 +300,7 @@ class Process:
         match action:
             case UpdateDirectory(directory=directory):
                 self._check(directory)
-                self.directory = directory.endpoints
+                self.directory.learn(directory.endpoints)
                 self._try_begin()
             case GoLive(generation=generation):
                 self._go_live(generation)

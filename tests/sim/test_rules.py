@@ -106,6 +106,11 @@ def weaken_p7_release_at_leave(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SwitchDrive, "_leave", leave_and_release)
 
 
+def weaken_p7_release_before_all_are_told(patch: pytest.MonkeyPatch) -> None:
+    """P7: leavers are released when the joiners run, whether or not all have the table."""
+    patch.setattr(SwitchDrive, "_table_is_out", lambda self: True)
+
+
 def weaken_p7_nobody_asks_the_lead(patch: pytest.MonkeyPatch) -> None:
     """P7: a joiner in doubt is not told what the lead decided."""
     patch.setattr(SwitchDrive, "_resolve", lambda self, rank: None)
@@ -124,6 +129,7 @@ WEAKENED = [
     weaken_p6_leave_before_all_acknowledge,
     weaken_p6_failed_transfer_leaves,
     weaken_p7_release_at_leave,
+    weaken_p7_release_before_all_are_told,
     weaken_p7_nobody_asks_the_lead,
 ]
 

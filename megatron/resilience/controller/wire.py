@@ -19,7 +19,7 @@ SERVICE = "trainmover.Controller"
 ATTACH = "Attach"
 ASK = "Ask"
 
-WIRE_VERSION = "2"
+WIRE_VERSION = "3"
 """Of the messages; raised when either end could not read the other's."""
 
 TOKEN_KEY = "trainmover-token"

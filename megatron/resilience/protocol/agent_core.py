@@ -30,6 +30,7 @@ from megatron.resilience.protocol.messages import (
     StartRefused,
     StopJob,
     Table,
+    TableHeard,
     ToAgent,
     ToController,
     ToRank,
@@ -230,7 +231,8 @@ class AgentCore:
                     return []
                 return [SayToRank(global_rank=global_rank, command=command)]
             case Table(directory=directory):
-                return [SayToRank(global_rank=rank, command=directory) for rank in sorted(self.processes)]
+                to_ranks = [SayToRank(global_rank=rank, command=directory) for rank in sorted(self.processes)]
+                return [*to_ranks, SayToController(message=TableHeard(slot_generations=directory.slot_generations))]
             case Discard(generation=generation, why=why):
                 # Joiners alone: what was started in generation 1 holds a slot, and is never discarded.
                 return self._end_ranks({generation} - {1}, gently=False, why=why)

@@ -127,5 +127,11 @@ class StartRefused(Message, frozen=True, kw_only=True):
     why: str
 
 
+class TableHeard(Message, frozen=True, kw_only=True):
+    """The table of these generations has gone to all ranks of the machine."""
+
+    slot_generations: tuple[int, ...]
+
+
 ToAgent = Welcome | StartRanks | ToRank | Table | Discard | Release | StopJob | Rejected
-ToController = AgentHello | FromRank | RankEnded | StartRefused
+ToController = AgentHello | FromRank | RankEnded | StartRefused | TableHeard

@@ -42,6 +42,7 @@ from megatron.resilience.protocol.messages import (
     StartRanks,
     StartRefused,
     StopJob,
+    TableHeard,
     ToAgent,
     Welcome,
     WorkerHello,
@@ -146,7 +147,14 @@ class ControllerCore:
         slot_bytes = max(
             sum(self._built[rank].memory_bytes for rank in desk.ranks_of(slot)) for slot in range(desk.spec.slots)
         )
-        desk.journal(JobRunning(time_ms=desk.now_ms, facts=facts, slot_memory_bytes=slot_bytes))
+        desk.journal(
+            JobRunning(
+                time_ms=desk.now_ms,
+                facts=facts,
+                slot_memory_bytes=slot_bytes,
+                endpoints=dict(sorted(desk.endpoints.items())),
+            )
+        )
 
     def fail_job(self, why: str) -> None:
         """A clear error and a clean end of all: what recovery will do better."""
@@ -174,6 +182,9 @@ class ControllerCore:
                 self._hear_rank(machine, event.message)
             case RankEnded():
                 self._hear_end(machine, event.message)
+            case TableHeard(slot_generations=generations):
+                if self.commands.drive is not None:
+                    self.commands.drive.hear_told(machine.machine_id, generations)
             case StartRefused(generation=generation, why=why):
                 machine.ranks = {rank: since for rank, since in machine.ranks.items() if since != generation}
                 drive = self.commands.drive
@@ -335,5 +346,6 @@ def replay(spec: JobSpec, entries: Iterable[AnyEntry], *, term: int, limits: Lim
     for entry in entries:
         core.desk.ledger.apply(entry)
         core.desk.now_ms = max(core.desk.now_ms, entry.time_ms)
+    core.desk.endpoints |= core.desk.ledger.endpoints
     core.commands.take_up()
     return core

@@ -182,7 +182,7 @@ class Desk:
 
     @property
     def directory_is_whole(self) -> bool:
-        """It is known where each rank listens; after a restart, once all have been heard of."""
+        """It is known where each rank listens: from when the job runs, whatever happens to the controller."""
         return len(self.endpoints) == self.spec.world_size
 
     def journal(self, entry: AnyEntry) -> None:

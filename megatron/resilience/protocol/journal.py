@@ -48,6 +48,8 @@ class JobRunning(Entry, frozen=True, kw_only=True):
 
     facts: Facts
     slot_memory_bytes: int
+    endpoints: dict[int, str]
+    """Global rank -> where it listens."""
 
 
 class JobEnded(Entry, frozen=True, kw_only=True):
@@ -92,6 +94,8 @@ class SwitchGo(Entry, frozen=True, kw_only=True):
     """All were READY; the lead is told (rule P3)."""
 
     generation: int
+    endpoints: dict[int, str]
+    """Global rank -> where its joiner listens."""
 
 
 class SwitchWithdraw(Entry, frozen=True, kw_only=True):
@@ -192,6 +196,8 @@ class LedgerSwitch:
     blamed: frozenset[str] = frozenset()
     left: bool = False
     done: bool = False
+    endpoints: dict[int, str] = field(default_factory=dict)
+    """Of its joiners, from GO on."""
     marks: list[tuple[str, float]] = field(default_factory=list)
     """(phase, time at which it began)"""
 
@@ -217,6 +223,8 @@ class Ledger:
     """The newest whose switch is over."""
     facts: Facts = field(default_factory=Facts)
     slot_memory_bytes: int = 0
+    endpoints: dict[int, str] = field(default_factory=dict)
+    """Global rank -> where the process that holds it listens, once the job runs."""
     queue: list[Command] = field(default_factory=list)
     """The first is the one under way."""
     answers: dict[str, CommandEnded] = field(default_factory=dict)
@@ -244,9 +252,10 @@ class Ledger:
                 self.incarnations = list(incarnations)
                 self.started, self.table, self.generation = True, list(machines), 1
                 self.slot_generations = [1] * len(machines)
-            case JobRunning(facts=facts, slot_memory_bytes=memory):
+            case JobRunning(facts=facts, slot_memory_bytes=memory, endpoints=endpoints):
                 self.expect(self.started and not self.running, entry)
                 self.running, self.facts, self.slot_memory_bytes = True, facts, memory
+                self.endpoints = dict(endpoints)
             case JobEnded(ok=ok, why=why):
                 self.expect(not self.ended, entry)
                 self.ended, self.ended_ok, self.ended_why = True, ok, why
@@ -286,9 +295,9 @@ class Ledger:
         match entry:
             case SwitchPhase(phase=phase):
                 switch.marks.append((phase, entry.time_ms))
-            case SwitchGo():
+            case SwitchGo(endpoints=endpoints):
                 self.expect(not switch.went, entry)
-                switch.went = True
+                switch.went, switch.endpoints = True, endpoints
                 switch.marks.append(("wait for boundary", entry.time_ms))
             case SwitchWithdraw(why=why, blamed=blamed):
                 self.expect(switch.went and not switch.left, entry)
@@ -301,6 +310,7 @@ class Ledger:
                 switch.left = True
                 switch.marks.append(("first iteration", entry.time_ms))
                 self.boundaries[switch.generation] = boundary
+                self.endpoints |= switch.endpoints
                 for move in switch.moves:
                     self.table[move.slot], self.slot_generations[move.slot] = move.joiner, switch.generation
                     self.incarnations[move.slot] = move.incarnation

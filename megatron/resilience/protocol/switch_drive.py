@@ -20,7 +20,7 @@ WITHDRAWING  withdrawn   OVER
 WITHDRAWING  stayed      OVER
 WITHDRAWING  left        LEFT
 WITHDRAWING  ended       OVER
-LEFT         running     MEASURING    RELEASE to the leavers, TABLE to all
+LEFT         running     MEASURING    and all have the table: RELEASE to the leavers
 MEASURING    measured    OVER
 
 Volatile: after a restart `SwitchDrive` is made from the ledger and everything is asked again, which all commands allow.
@@ -209,18 +209,24 @@ class SwitchDrive(SwitchSends):
                 self._prepare_stayer(rank)
         if self.phase is Phase.PREPARING and self._all_ready():
             self._enter("ready")
-            self.desk.journal(SwitchGo(time_ms=self.desk.now_ms, generation=self.generation))
+            joiners = {rank: built.endpoint for rank, built in sorted(self.built.items())}
+            self.desk.journal(SwitchGo(time_ms=self.desk.now_ms, generation=self.generation, endpoints=joiners))
             self._to_leaver(self.lead, Go(generation=self.generation))
             self._progress("all are ready; waiting for an iteration boundary")
         if self.phase is Phase.LEFT and set(self.running) >= everyone and self._table_is_out():
             self._done()
 
+    def hear_told(self, machine_id: str, slot_generations: tuple[int, ...]) -> None:
+        """A machine's ranks have the table of these generations."""
+        if slot_generations == tuple(self.desk.ledger.slot_generations):
+            self.told.add(machine_id)
+        self.advance()
+
     def _table_is_out(self) -> bool:
-        """All who hold ranks can have heard of LEAVE: a rank that calls a leaver which has ended takes it for dead."""
-        away_ms = [self._away_ms(holder) for holder in self.desk.ledger.table if not self._is_attached(holder)]
-        if not away_ms:
-            return self.desk.directory_is_whole
-        return all(away > self.desk.limits.agent_lost_ms for away in away_ms)
+        """All ranks know where the joiners are. Until then leavers live: a rank that calls one which has ended takes it
+        for dead, and the job with it. A holder that stays away keeps them to the job's end.
+        """
+        return self.told >= set(self.desk.ledger.table)
 
     def _is_attached(self, machine_id: str) -> bool:
         machine = self.desk.members.get(machine_id)
@@ -268,10 +274,7 @@ class SwitchDrive(SwitchSends):
         self._enter("left")
         entry = SwitchLeft(time_ms=self.desk.now_ms, generation=self.generation, boundary=boundary)
         self.desk.journal(entry)
-        for rank in self.leaving:  # after a restart a joiner rank may not have been heard of yet
-            self.desk.endpoints.pop(rank, None)
-        for rank, built in self.built.items():
-            self.desk.endpoints[rank] = built.endpoint
+        self.desk.endpoints |= self.desk.ledger.endpoints
         tell_table(self.desk)  # who has no link to the leaver may ask for its first one in this very iteration
         self._progress(f"switched at iteration {boundary}; waiting for the first iteration")
         for rank in sorted(self.doubting):
@@ -284,7 +287,6 @@ class SwitchDrive(SwitchSends):
         self.desk.journal(SwitchDone(time_ms=self.desk.now_ms, generation=self.generation))
         for move in self.moves:
             self.desk.send(move.leaver, Release(term=self.desk.term, generation=self.generation))
-        tell_table(self.desk)
 
     def joiner_gone(self, machine_id: str, why: str) -> None:
         """A joiner's process or machine is dead, or away for too long."""
@@ -303,10 +305,6 @@ class SwitchDrive(SwitchSends):
                 away_ms = self._away_ms(move.joiner)
                 if not self._is_attached(move.joiner) and away_ms > self.desk.limits.agent_lost_ms:
                     self.joiner_gone(move.joiner, f"the agent of machine {move.joiner} is away for {away_ms:.0f} ms")
-        if self.desk.directory_is_whole:
-            self.join_late()
-        if self.phase is Phase.LEFT:
-            self.advance()
         if self.phase is not Phase.OVER and self.desk.now_ms > self.deadline_ms:
             self._expire()
 
@@ -317,7 +315,7 @@ class SwitchDrive(SwitchSends):
             self.undo(late, blamed=slow)
         elif self.phase in (Phase.LISTENING, Phase.PREPARING, Phase.GOING):
             self.undo(late)
-        elif self.phase is Phase.LEFT:
+        elif self.phase is Phase.LEFT and not set(self.running) >= set(self.leaving):
             self.failure = f"{late}, after the point of no return of generation {self.generation}"
 
     def _limit(self) -> float:

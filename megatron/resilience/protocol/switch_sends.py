@@ -56,8 +56,6 @@ class SwitchSends:
         self.lead = min(self.leaving)
         self.phase = _phase_of(switch)
         self.restarted = restarted
-        self.waiting_slots: set[int] = set()
-        """After a restart: whose joiners are told nothing before it is known where all ranks listen."""
         self.deadline_ms: float | None = None
         self.failure = ""
         self.gone = ""
@@ -70,17 +68,14 @@ class SwitchSends:
         self.doubting: set[int] = set()
         self.running: dict[int, int] = {}
         self.measured: dict[int, Measured] = {}
+        self.told: set[str] = set()
+        """Machines whose ranks have the table with this generation in it."""
 
     # -------------------------------------------------------------- what is said
 
     def begin(self) -> None:
         """JOIN to the joiners."""
         for move in self.moves:
-            self._join(move)
-
-    def join_late(self) -> None:
-        """JOIN to those who had to wait for it."""
-        for move in [move for move in self.moves if move.slot in self.waiting_slots]:
             self._join(move)
 
     def resend(self, machine: Machine) -> None:
@@ -115,11 +110,7 @@ class SwitchSends:
                 self._to_leaver(rank, Planned(generation=self.generation, stayers=planned))
 
     def _join(self, move: Move) -> None:
-        """Not before it is known where all listen: a joiner is told at its start, and not again."""
-        if not self.desk.directory_is_whole:
-            self.waiting_slots.add(move.slot)
-            return
-        self.waiting_slots.discard(move.slot)
+        """A joiner is told where all listen at its start, and not again."""
         start = StartRanks(
             term=self.desk.term,
             generation=self.generation,
@@ -188,12 +179,12 @@ class SwitchSends:
         self.desk.tell(self.command_id, ProgressLine(command_id=self.command_id, text=text))
 
 
-def tell_table(desk: Desk) -> None:
-    """TABLE to all machines that hold ranks, once it is whole; it becomes so when the last one is heard of."""
+def tell_table(desk: Desk, *machine_ids: str) -> None:
+    """TABLE to all machines that hold ranks, or to these, once it is whole: when the last rank is heard of."""
     if not desk.directory_is_whole:
         return
     directory = Directory(endpoints=dict(desk.endpoints), slot_generations=tuple(desk.ledger.slot_generations))
-    for machine_id in desk.ledger.table:
+    for machine_id in machine_ids or desk.ledger.table:
         desk.send(machine_id, Table(term=desk.term, directory=directory))
 
 

@@ -29,7 +29,8 @@ from megatron.resilience.protocol.messages import (
     Migrate,
     RankEnded,
     RankReport,
-    StartRefused,
+    TableHeard,
+    ToController,
     ToRank,
     UserCommand,
     WorkerHello,
@@ -55,7 +56,7 @@ class Talk:
         self.entries += [action.entry for action in self.last if isinstance(action, Journal)]
         return self.last
 
-    def says(self, machine: int, message: AgentHello | FromRank | RankEnded | StartRefused) -> list[ControllerAction]:
+    def says(self, machine: int, message: ToController) -> list[ControllerAction]:
         return self.feed(AgentSaid(connection=machine, message=message, time_ms=self.now_ms))
 
     def hello(
@@ -86,6 +87,12 @@ class Talk:
         self.listen(machine, rank, generation, facts)
         built = Built(generation=generation, endpoint=endpoint, facts=facts, memory_bytes=50)
         return self.report(machine, rank, built, started=generation)
+
+    def heard(self, *machines: int) -> list[ControllerAction]:
+        """They have given the present table to their ranks."""
+        for machine in machines:
+            self.says(machine, TableHeard(slot_generations=tuple(self.core.desk.ledger.slot_generations)))
+        return self.last
 
     def end(self, machine: int, rank: int, generation: int, code: int = -9) -> list[ControllerAction]:
         ended = RankEnded(global_rank=rank, generation=generation, exit_code=code, expected=False, why="killed")

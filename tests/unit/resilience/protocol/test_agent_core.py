@@ -34,6 +34,7 @@ from megatron.resilience.protocol.messages import (
     StartRefused,
     StopJob,
     Table,
+    TableHeard,
     ToAgent,
     ToRank,
     Welcome,
@@ -126,9 +127,10 @@ def test_it_relays_both_ways_and_not_to_what_is_not_there() -> None:
     up = say(core, Ready(generation=2))
     assert up == [SayToController(message=FromRank(global_rank=2, generation=1, report=Ready(generation=2)))]
     assert say(core, Ready(generation=2), generation=7) == []
-    directory = Directory(endpoints={}, slot_generations=())
+    directory = Directory(endpoints={}, slot_generations=(1, 1))
     assert obey(core, Table(term=1, directory=directory)) == [
-        SayToRank(global_rank=rank, command=directory) for rank in (2, 3)
+        *(SayToRank(global_rank=rank, command=directory) for rank in (2, 3)),
+        SayToController(message=TableHeard(slot_generations=(1, 1))),
     ]
 
 

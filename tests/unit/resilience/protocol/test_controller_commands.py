@@ -26,6 +26,7 @@ from tests.unit.resilience.protocol.controller_talk import Talk, going, running
 def finish(talk: Talk, generation: int = 2) -> None:
     talk.report(1, 1, Left(generation=generation, boundary=9))
     talk.report(2, 1, Running(generation=generation, iteration=9), started=generation)
+    talk.heard(0, 2)
     for machine, rank, started, downtime_ms in ((0, 0, 1, 3.0), (2, 1, generation, 5.0)):
         measured = Measured(
             generation=generation,
@@ -57,6 +58,7 @@ def test_costs_are_not_waited_for_too_long() -> None:
     talk = going()
     talk.report(1, 1, Left(generation=2, boundary=9))
     talk.report(2, 1, Running(generation=2, iteration=9), started=2)
+    talk.heard(0, 2)
     assert talk.answers(Finished) == []
     talk.wait(150)
     (done,) = talk.answers(Finished)

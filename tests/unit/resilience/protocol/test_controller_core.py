@@ -166,6 +166,9 @@ def test_a_leaver_that_comes_back_late_is_released_and_not_before_joiners_run() 
     talk.hello(1, (1, 1))
     assert talk.said(Release) == []
     talk.report(2, 1, Running(generation=2, iteration=9), started=2)
+    talk.heard(0)
+    assert talk.said(Release) == []
+    talk.heard(2)
     assert [name for name, _ in talk.said(Release)] == ["m1"]
     talk.hello(1, (1, 1))
     assert [name for name, _ in talk.said(Release)] == ["m1"]

@@ -32,11 +32,11 @@ from megatron.resilience.protocol.journal import (
 MOVE = Move(slot=1, leaver="m1", joiner="m2", incarnation=3, reason="asked for")
 BEGIN: list[AnyEntry] = [
     JobStarted(time_ms=0.0, machines=("m0", "m1"), incarnations=(1, 1)),
-    JobRunning(time_ms=1.0, facts=Facts(torch="2"), slot_memory_bytes=9),
+    JobRunning(time_ms=1.0, facts=Facts(torch="2"), slot_memory_bytes=9, endpoints={0: "h0:0", 1: "h1:1"}),
     CommandTaken(time_ms=2.0, command_id="c", leavers=("m1",), to=()),
     SwitchBegun(time_ms=3.0, generation=2, command_id="c", moves=(MOVE,)),
 ]
-GO = SwitchGo(time_ms=5.0, generation=2)
+GO = SwitchGo(time_ms=5.0, generation=2, endpoints={1: "h2:1"})
 LEFT = SwitchLeft(time_ms=6.0, generation=2, boundary=7)
 DONE = SwitchDone(time_ms=8.0, generation=2)
 
@@ -53,6 +53,7 @@ def test_a_switch_changes_the_table_when_the_lead_has_left() -> None:
     assert (before.table, before.slot_generations, before.incarnations) == (["m0", "m1"], [1, 1], [1, 1])
     after = ledger(GO, LEFT)
     assert (after.table, after.slot_generations, after.incarnations) == (["m0", "m2"], [1, 2], [1, 3])
+    assert (before.endpoints, after.endpoints) == ({0: "h0:0", 1: "h1:1"}, {0: "h0:0", 1: "h2:1"})
     assert after.over == 1
     assert ledger(GO, LEFT, DONE).over == 2
 
@@ -83,7 +84,7 @@ def test_an_aborted_generation_stays_used() -> None:
         [GO, LEFT, SwitchAborted(time_ms=9.0, generation=2, why="x", blamed=(), refused=())],
         [GO, LEFT, SwitchWithdraw(time_ms=9.0, generation=2, why="x", blamed=())],
         [SwitchWithdraw(time_ms=9.0, generation=2, why="x", blamed=())],
-        [SwitchGo(time_ms=5.0, generation=3)],
+        [SwitchGo(time_ms=5.0, generation=3, endpoints={})],
         [CommandEnded(time_ms=5.0, command_id="other", ok=True, text="")],
         [JobEnded(time_ms=5.0, ok=True, why=""), JobEnded(time_ms=5.0, ok=True, why="")],
     ],

@@ -12,7 +12,7 @@ from megatron.resilience.protocol.refusals import QUEUE_MAX, choose, need, why_n
 def state(*elastic: AgentHello) -> tuple[Ledger, Membership]:
     ledger, members = Ledger(), Membership()
     ledger.apply(JobStarted(time_ms=0.0, machines=("m0", "m1"), incarnations=(1, 1)))
-    ledger.apply(JobRunning(time_ms=0.0, facts=Facts(torch="2"), slot_memory_bytes=10))
+    ledger.apply(JobRunning(time_ms=0.0, facts=Facts(torch="2"), slot_memory_bytes=10, endpoints={}))
     for number, hello in enumerate([machine("m0"), machine("m1"), *elastic]):
         members.attach(number, hello, float(number))
     return ledger, members

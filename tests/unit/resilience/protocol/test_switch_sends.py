@@ -5,6 +5,7 @@ from __future__ import annotations
 from megatron.resilience.protocol.controller_words import Send
 from megatron.resilience.protocol.messages import (
     Abort,
+    Directory,
     Go,
     Left,
     PrepareJoiner,
@@ -17,6 +18,7 @@ from megatron.resilience.protocol.messages import (
     StartRanks,
     StartRefused,
     Table,
+    TableHeard,
     Withdraw,
 )
 from megatron.resilience.protocol.switch_sends import Phase
@@ -74,10 +76,6 @@ def test_a_restart_falls_back_to_what_is_written_down() -> None:
     assert drive is not None
     assert drive.phase is Phase.JOINING
     talk.hello(2, (1, 2))
-    assert not talk.said(StartRanks)  # a joiner is told once where all listen, and that is not known yet
-    for rank in range(2):
-        talk.hello(rank, (rank, 1))
-        talk.listen(rank, rank, 1)
     ((joiner, start),) = talk.said(StartRanks)
     assert (joiner, start.endpoints) == ("m2", {0: "h0:0", 1: "h1:1"})
     talk = going()
@@ -100,23 +98,30 @@ def test_an_abort_after_a_restart_reaches_all_as_it_does_not_know_who_prepared()
     assert {name for name, _ in talk.said(Abort)} == {"m0", "m1"}
 
 
-def test_a_table_that_is_not_whole_is_not_told() -> None:
+def test_a_restarted_controller_tells_the_table_to_whoever_attaches_first() -> None:
     talk = going()
     talk.report(1, 1, Left(generation=2, boundary=9))
-    assert talk.said(Table)
     talk.restart()
-    talk.hello(2, (1, 2))
-    talk.build(2, 1, 2)
-    talk.report(2, 1, Running(generation=2, iteration=9), started=2)
-    assert not talk.said(Table)
-    assert not talk.said(Release)
     talk.hello(0, (0, 1))
-    assert not talk.said(Table)
+    assert talk.said(Table)[0][1].directory == Directory(endpoints={0: "h0:0", 1: "h2:1"}, slot_generations=(1, 2))
+
+
+def test_leavers_are_kept_until_every_holder_has_the_table() -> None:
+    talk = going()
+    talk.lose(0)
+    talk.report(1, 1, Left(generation=2, boundary=9))
+    assert [name for name, _ in talk.said(Table)] == ["m2"]
+    talk.report(2, 1, Running(generation=2, iteration=9), started=2)
+    talk.heard(2)
+    talk.wait(1e9)
+    assert not talk.core.desk.ledger.ended, "an agent that is away costs no job"
+    talk.says(2, TableHeard(slot_generations=(1, 1)))  # of an older table
+    talk.hello(0, (0, 1))
+    assert talk.said(Table)
+    talk.says(0, TableHeard(slot_generations=(1, 1)))
     assert not talk.said(Release)
-    talk.listen(0, 0, 1)
-    assert {name for name, _ in talk.said(Table)} == {"m0", "m2"}
-    talk.hello(1, (1, 1))
-    assert talk.said(Release)
+    talk.heard(0)
+    assert [name for name, _ in talk.said(Release)] == ["m1"]
 
 
 def test_the_leavers_address_is_never_told_for_its_slot_again() -> None:
@@ -132,8 +137,6 @@ def test_the_leavers_address_is_never_told_for_its_slot_again() -> None:
     talk.hello(1, (1, 1))
     talk.build(1, 1, 1)
     talk.report(1, 1, Left(generation=2, boundary=9))  # and its joiner was not heard of yet
-    assert not talk.said(Table)
-    assert talk.core.desk.endpoints == {0: "h0:0"}
     talk.hello(2, (1, 2))
     talk.build(2, 1, 2)
     assert talk.core.desk.endpoints == {0: "h0:0", 1: "h2:1"}
