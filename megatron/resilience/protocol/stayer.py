@@ -20,9 +20,11 @@ UNREADY    LINKED    UNREADY
 UNREADY    BROKE     UNREADY
 UNREADY    ABORT     FAR
 GRANTED    LINKED    GRANTED
+GRANTED    PREPARED  GRANTED    asked for twice, and READY at the first
 GRANTED    BROKE     GRANTED    connects when first used
 GRANTED    BOUNDARY  AWAITING   wait for the verdicts of the leaver ranks, driving progress
 AWAITING   LINKED    AWAITING
+AWAITING   PREPARED  AWAITING
 AWAITING   BROKE     AWAITING
 AWAITING   VERDICT   AWAITING   not all have spoken
 AWAITING   LEAVE     FAR        commit
@@ -98,9 +100,11 @@ TRANSITIONS: dict[tuple[StayerState, Trigger], StayerState] = {
     (_S.UNREADY, _T.BROKE): _S.UNREADY,
     (_S.UNREADY, _T.ABORT): _S.FAR,
     (_S.GRANTED, _T.LINKED): _S.GRANTED,
+    (_S.GRANTED, _T.PREPARED): _S.GRANTED,
     (_S.GRANTED, _T.BROKE): _S.GRANTED,
     (_S.GRANTED, _T.BOUNDARY): _S.AWAITING,
     (_S.AWAITING, _T.LINKED): _S.AWAITING,
+    (_S.AWAITING, _T.PREPARED): _S.AWAITING,
     (_S.AWAITING, _T.BROKE): _S.AWAITING,
     (_S.AWAITING, _T.VERDICT): _S.AWAITING,
     (_S.AWAITING, _T.LEAVE): _S.FAR,

@@ -72,6 +72,16 @@ def test_asked_again_it_answers_again_and_more_leavers_are_added() -> None:
     assert actions == [Report(report=Ready(generation=2, linked=(3, 4)))]
 
 
+def test_links_that_were_asked_for_twice_are_told_twice_whatever_has_come_between() -> None:
+    half, _ = stayer.prepare(FAR, PREPARE)
+    half, _ = stayer.prepare(half, PrepareStayer(generation=2, joiners=JOINERS, linked=(4,)))
+    half, _ = stayer.step(half, LinksPrepared(generation=2))
+    granted, _ = stayer.grant(half, 7)
+    assert stayer.step(granted, LinksPrepared(generation=2)) == (granted, [])
+    waits, _ = stayer.step(granted, BoundaryReached(iteration=7))
+    assert stayer.step(waits, LinksPrepared(generation=2)) == (waits, [])
+
+
 def test_a_broken_link_withdraws_ready_and_vetoes() -> None:
     half, actions = stayer.step(ready(), LinkBroke(generation=2, why="reset"))
     assert actions == [Report(report=Unready(generation=2, why="reset"))]
