@@ -86,7 +86,7 @@ class TrainingLoop:
                 progress.skipped_iterations += result.skipped
                 self._reporter.step(progress.iteration, progress.consumed_train_samples, result, self._norm(progress))
                 self._checkpointer.poll()
-                with self._reporter.paused():
+                with self._reporter.paused(), membership.paused():
                     if run.eval_interval and run.eval_iters and progress.iteration % run.eval_interval == 0:
                         self._evaluate_valid(progress)
                     saved = self._save_if_due(progress)

@@ -61,7 +61,7 @@ def member(
     inventory = take_inventory(trainee, bookkeeping)
     with _worker(plan, environment, inventory, handover) as worker:
         worker.start(local_facts(model_configuration=" ".join(argv)))
-        yield SwitchedMembership(watch, worker)
+        yield SwitchedMembership(watch, worker, handover.meter)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def successor(
     """
     with _worker(plan, environment, inventory, handover) as worker:
         worker.join(local_facts(model_configuration=" ".join(argv)))
-        yield SwitchedMembership(watch, worker)
+        yield SwitchedMembership(watch, worker, handover.meter)
 
 
 @contextmanager

@@ -18,10 +18,10 @@ class Costs:
     and so has no time before it to compare with.
     """
 
-    def __init__(self, memory_bytes: Callable[[], int], *, is_new: bool) -> None:
+    def __init__(self, memory_bytes: Callable[[], int], meter: Meter, *, is_new: bool) -> None:
         self._memory_bytes = memory_bytes
         self._is_new = is_new
-        self._meter = Meter()
+        self._meter = meter
         self._memory_before = 0
         self._arrived_s = time.monotonic()
         self._since_s: float | None = None

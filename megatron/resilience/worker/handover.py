@@ -1,10 +1,11 @@
-"""What the links of a rank must know to go on where another process left off. Travels with its small state."""
+"""What a rank must know to go on where another process left off: its links, its clock. Travels with small state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import trainmover_ext
+from megatron.resilience.worker.meter import Meter
 
 
 class Handover:
@@ -15,6 +16,7 @@ class Handover:
 
     def __init__(self, *, generation: int | None = None) -> None:
         self.text = ""
+        self.meter = Meter()
         self._generation = generation
 
     def capture(self) -> dict[str, str]:

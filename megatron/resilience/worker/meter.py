@@ -1,7 +1,8 @@
 """What a switch cost this rank, from the times at which it reached the top of each iteration. Pure: times are given.
 
 Downtime is the time from the boundary at which the switch happened to the next one, less the median iteration before
-it; lost time is the same summed up over all iterations since the switch began. Neither is clamped.
+it; lost time is the same summed up over all iterations since the switch began. Neither is clamped. What the loop does
+between two iterations (evaluation, saves) is in none of these times.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import statistics
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MEDIAN_OVER = 20
 _KEPT = 4096
@@ -26,19 +28,28 @@ class SwitchCost:
     median_iteration_ms: float
 
 
+class _Arrival(NamedTuple):
+    """At the top of an iteration, by the clock, and by one that stands still while the loop does something else."""
+
+    iteration: int
+    at_s: float
+    trained_s: float
+
+
 class Meter:
     """Takes the time of each boundary; gives the cost of a switch one iteration after it."""
 
     def __init__(self) -> None:
-        self._arrivals: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+        self._arrivals: deque[_Arrival] = deque(maxlen=_KEPT)
+        self._paused_s = 0.0
         self._began_at: int | None = None
         self._switch: tuple[int, int] | None = None
 
     def begin(self, since_s: float) -> None:
         """A switch is prepared since `since_s`: iterations from the one then under way on may be slower for it."""
         if self._began_at is None and self._arrivals:
-            before = [iteration for iteration, at_s in self._arrivals if at_s <= since_s]
-            self._began_at = before[-1] if before else self._arrivals[0][0]
+            before = [arrival.iteration for arrival in self._arrivals if arrival.at_s <= since_s]
+            self._began_at = before[-1] if before else self._arrivals[0].iteration
 
     def drop(self) -> None:
         """The switch that was prepared is off."""
@@ -48,9 +59,13 @@ class Meter:
         """All ranks switch at the top of iteration `boundary`."""
         self._switch = (generation, boundary)
 
+    def leave_out(self, duration_s: float) -> None:
+        """The loop has spent `duration_s` on something else than the iteration under way."""
+        self._paused_s += duration_s
+
     def arrive(self, iteration: int, now_s: float) -> SwitchCost | None:
         """The rank stands at the top of `iteration`; the cost, if the iteration before it began with a switch."""
-        self._arrivals.append((iteration, now_s))
+        self._arrivals.append(_Arrival(iteration, now_s, now_s - self._paused_s))
         if self._switch is None or iteration <= self._switch[1]:
             return None
         cost = self._cost(*self._switch)
@@ -68,8 +83,8 @@ class Meter:
         first = 0 if newest is None else max(0, len(self._arrivals) - newest - 1)
         arrivals = [self._arrivals[place] for place in range(first, len(self._arrivals))]
         return [
-            (iteration, (later_s - earlier_s) * 1e3)
-            for (iteration, earlier_s), (_, later_s) in itertools.pairwise(arrivals)
+            (earlier.iteration, (later.trained_s - earlier.trained_s) * 1e3)
+            for earlier, later in itertools.pairwise(arrivals)
         ]
 
     def _cost(self, generation: int, boundary: int) -> SwitchCost:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,14 +11,18 @@ import pytest
 
 from megatron.resilience.protocol.vote import Contribution
 from megatron.resilience.state.errors import StateError
+from megatron.resilience.worker.meter import Meter
 from megatron.training import preload  # noqa: F401  (device and patches first)
 from megatron.training.checkpointing import Checkpointer, Progress
 from megatron.training.config import RunSettings
+from megatron.training.data import build_gpt_datasets, dataset_sizes
 from megatron.training.ending import Ending, EndingWatch
 from megatron.training.layout import Plan
-from megatron.training.loop import TrainingLoop
+from megatron.training.loop import Datasets, TrainingLoop
 from megatron.training.membership import FixedMembership, SwitchedMembership
 from megatron.training.preflight import plan_run
+from megatron.training.reporting import Reporter
+from pretrain_gpt import forward_step
 
 TINY = (
     "--num-layers 2 --hidden-size 16 --num-attention-heads 2 --max-position-embeddings 8 --seq-length 8 "
@@ -44,8 +50,8 @@ class Worker:
         return Contribution(cast=0, veto=0, exit=max(exits, int(self.ending)))
 
 
-def switched(worker: Worker, **settings: Any) -> SwitchedMembership:
-    return SwitchedMembership(EndingWatch(RunSettings(**settings)), cast("Any", worker))
+def switched(worker: Worker, meter: Meter | None = None, **settings: Any) -> SwitchedMembership:
+    return SwitchedMembership(EndingWatch(RunSettings(**settings)), cast("Any", worker), meter or Meter())
 
 
 def test_a_fixed_job_ends_as_its_watch_says() -> None:
@@ -73,6 +79,51 @@ def test_a_switched_job_tells_boundary_obstacles_and_ending() -> None:
         ("vote", 2, ("a save",), int(Ending.INTERVAL_REACHED)),
     ]
     assert endings == [Ending.GOES_ON, Ending.INTERVAL_REACHED]
+
+
+def test_a_switched_job_leaves_pauses_out_of_an_iterations_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("megatron.training.membership.time.monotonic", lambda: now_s[0])
+    meter = Meter()
+    membership = switched(Worker(Ending.GOES_ON), meter)
+    meter.arrive(1, now_s[0])
+    with membership.paused():
+        now_s[0] += 30.0
+    now_s[0] += 0.5
+    meter.arrive(2, now_s[0])
+    assert meter.median_ms() == pytest.approx(500.0)
+
+
+def test_the_loop_pauses_for_evaluations_and_saves_and_nothing_else(
+    lone_rank: Callable[[str], AbstractContextManager[Any]], tmp_path: Path
+) -> None:
+    done: list[str] = []
+
+    class Watching(FixedMembership):
+        @contextmanager
+        def paused(self) -> Iterator[None]:
+            done.append("pause")
+            yield
+            done.append("go on")
+
+    class Speaking(Reporter):
+        def step(self, *_: Any) -> None:
+            done.append("step")
+
+        def evaluation(self, *_: Any) -> None:
+            done.append("evaluation")
+
+        def say(self, text: str) -> None:
+            done.append(text.split()[0])
+
+    with lone_rank(f"--eval-interval 2 --eval-iters 1 --save {tmp_path} --save-interval 2 --exit-interval 3") as rank:
+        data = build_gpt_datasets(rank.plan, dataset_sizes(rank.plan))
+        datasets = Datasets(**dict(zip(("train", "valid", "test"), data, strict=True)))
+        reporter = Speaking(rank.plan, speaks=True)
+        loop = TrainingLoop(rank.plan, rank.trainee, datasets, forward_step, Checkpointer(rank.plan), reporter)
+        loop.run(Progress(), Watching(EndingWatch(rank.plan.settings.run)))
+    turns = ["step", "pause", "go on", "step", "pause", "evaluation", "checkpoint", "go on", "step", "pause", "go on"]
+    assert done == [*turns, "checkpoint"], "the last save is after the last iteration"
 
 
 def test_another_ranks_ending_ends_this_one() -> None:

@@ -7,6 +7,7 @@ import pytest
 from megatron.resilience.protocol.messages import Measured
 from megatron.resilience.worker import costs as module
 from megatron.resilience.worker.costs import Costs
+from megatron.resilience.worker.meter import Meter
 
 
 class Clock:
@@ -30,7 +31,7 @@ class Rank:
     def __init__(self, clock: Clock, *, is_new: bool = False) -> None:
         self.clock = clock
         self.memory_bytes = 1000
-        self.costs = Costs(lambda: self.memory_bytes, is_new=is_new)
+        self.costs = Costs(lambda: self.memory_bytes, Meter(), is_new=is_new)
         self.iteration = 0
 
     def train(self, iterations: int, duration_ms: float = 10.0, bytes_moved: int = 0) -> Measured | None:

@@ -51,6 +51,24 @@ def test_lost_time_counts_from_where_the_switch_began_elsewhere() -> None:
     assert cost.lost_ms == pytest.approx(20.0 + 0.0 + 15.0)
 
 
+def test_what_the_loop_does_between_iterations_is_in_no_figure() -> None:
+    meter = Meter()
+    run(meter, [10.0] * 20)
+    now_s = 100.0 + 0.2
+    for iteration, duration_ms, paused_ms in ((22, 11.0, 0.0), (23, 14.0, 700.0), (24, 10.0, 0.0)):
+        meter.begin(now_s)
+        now_s += (duration_ms + paused_ms) / 1e3
+        meter.leave_out(paused_ms / 1e3)
+        assert meter.arrive(iteration, now_s) is None
+    meter.granted(generation=3, boundary=24)
+    meter.leave_out(30.0)  # an evaluation ends the iteration of the switch
+    cost = meter.arrive(25, now_s + 30.0 + 0.012)
+    assert cost is not None
+    assert cost.downtime_ms == pytest.approx(2.0)
+    assert cost.lost_ms == pytest.approx(1.0 + 4.0 + 0.0 + 2.0)
+    assert meter.median_ms() == pytest.approx(10.0)
+
+
 def test_a_switch_that_costs_less_than_nothing_is_not_clamped() -> None:
     meter = Meter()
     run(meter, [10.0] * 4)
