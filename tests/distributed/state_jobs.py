@@ -46,7 +46,9 @@ from pretrain_gpt import forward_step, model_provider
 from tests.distributed.job_server import wait_for
 
 assert preload
-LIMITS = TransferLimits(total_s=200.0, stall_s=60.0, handshake_s=60.0, reconnect_s=60.0, chunk_bytes=100_000)
+LIMITS = TransferLimits(
+    total_s=200.0, stall_s=60.0, progress_s=200.0, handshake_s=60.0, reconnect_s=60.0, chunk_bytes=100_000
+)
 Request = dict[str, Any]
 
 

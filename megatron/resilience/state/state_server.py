@@ -72,6 +72,8 @@ class StateServer:
         self._verdict: Verdict | None = None
         self._is_acknowledged = self._is_confirmed = False
         self._connections = self._bytes_before = 0
+        self._furthest, self._furthest_s = -1, 0.0
+        """The greatest number of chunks that were begun, and since when; -1 before the joiner rank came."""
 
     def listen(self, bind_address: str = "127.0.0.1") -> str:
         """Starts to take connections; gives the address for the joiner rank."""
@@ -85,8 +87,8 @@ class StateServer:
     def send_state(self, state: Transferable, *, cancelled: Cancelled = never) -> TransferReport:
         """Sends all of `state`; returns when the joiner rank has acknowledged the digest over it.
 
-        `state` must not change meanwhile. Raises TransferTimeout, TransferCancelled, or TransferRefused when the
-        joiner rank cannot use it; STAY can be said after each of them.
+        `state` must not change meanwhile. Raises TransferTimeout, also when the state gets no further for long,
+        TransferCancelled, or TransferRefused when the joiner rank cannot use it; STAY can be said after each of them.
         """
         patience = self._patience("send state", self._limits.total_s, cancelled)
         if self._cargo.layout or self._verdict is not None:
@@ -97,7 +99,8 @@ class StateServer:
             chunk_bytes=self._limits.chunk_bytes,
             small=state.capture(),
         )
-        self._run(lambda: self._is_acknowledged, patience)
+        self._furthest_s = self._clock()
+        self._run(self._is_given, patience)
         sent = self._bytes_before + (self._session.bytes_sent if self._session else 0)
         return TransferReport(bytes_moved=sent, duration_s=patience.elapsed_s, connections=self._connections)
 
@@ -154,6 +157,21 @@ class StateServer:
             self._give_up_idle()
             if self._failure is not None:
                 raise self._failure
+
+    def _is_given(self) -> bool:
+        """Whether the state is acknowledged. Raises TransferTimeout when it gets no further before all is sent."""
+        session, now_s = self._session, self._clock()
+        begun = -1 if session is None else session.next_chunk
+        if begun > self._furthest:
+            self._furthest, self._furthest_s = begun, now_s
+        waits_for_answer = session is not None and not session.has_to_send
+        if not (self._is_acknowledged or waits_for_answer or now_s - self._furthest_s <= self._limits.progress_s):
+            raise TransferTimeout(
+                f"send state of global rank {self._identity.global_rank}, generation {self._identity.generation}: no "
+                f"progress for {self._limits.progress_s:g} s, {max(0, self._furthest)} of {len(self._cargo.chunks)} "
+                "chunks were begun; is the joiner rank alive, and the way to it?"
+            )
+        return self._is_acknowledged
 
     def _watch_session(self) -> None:
         """Asks for room in the session's socket only when there is something to send."""

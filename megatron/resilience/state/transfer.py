@@ -53,6 +53,8 @@ class TransferLimits:
     """For one call that sends or receives state, or waits for a verdict."""
     stall_s: float = 10.0
     """Without a byte while bytes are due: the connection is given up and another one awaited."""
+    progress_s: float = 60.0
+    """Without a further piece of the state on its way, over however many connections: the transfer is given up."""
     handshake_s: float = 5.0
     """For a stranger to present itself, and for the rest of a message that has begun."""
     reconnect_s: float = 10.0

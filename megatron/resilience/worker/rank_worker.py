@@ -161,12 +161,11 @@ class RankWorker:
         if generation is None:
             raise ValueError("found a rank of the first start, expected one that was started for a switch")
         self._hello(facts)
-        deadline_s = time.monotonic() + self._limits.doubt_s
+        limit_s = self._limits.of(switch.Wait.DOUBT)
+        deadline_s = time.monotonic() + limit_s
         while self._directory is None:
             if time.monotonic() > deadline_s:
-                raise SwitchFailedError(
-                    f"the agent told no endpoints within {self._limits.doubt_s:g} s; look at its log"
-                )
+                raise SwitchFailedError(f"the agent told no endpoints within {limit_s:g} s; look at its log")
             self._listen()
             time.sleep(_IDLE_WAIT_S)
         self._feed(
@@ -341,9 +340,8 @@ class RankWorker:
 
     def _listen_for_transfer(self, generation: int) -> None:
         self.close()
-        transfer = LeaverTransfer(
-            self._identity(generation), self._inventory, self._events, transfer_s=self._limits.transfer_s
-        )
+        limit_s = self._limits.of_state(self._inventory.total_bytes)
+        transfer = LeaverTransfer(self._identity(generation), self._inventory, self._events, transfer_s=limit_s)
         self._transfer = transfer
         try:
             address = transfer.listen(self._place.bind_address)

@@ -14,7 +14,7 @@ from megatron.resilience.state.errors import TransferCancelled, TransferError, T
 from megatron.resilience.state.state_client import StateClient
 from megatron.resilience.state.state_server import StateServer
 from megatron.resilience.state.transfer import TransferIdentity, Verdict, split_address
-from tests.unit.resilience.state.handover import IDENTITY, LIMITS, Elsewhere, Memory
+from tests.unit.resilience.state.handover import IDENTITY, LIMITS, Elsewhere, Memory, Relay, cut_at
 
 SHORT = dataclasses.replace(LIMITS, total_s=0.3)
 
@@ -113,6 +113,25 @@ def test_a_joiner_that_cannot_use_the_state_ends_the_transfer_with_its_reason(se
         server.send_state(Memory(filled=True))
     with pytest.raises(TransferRefused, match="it does not fit"):
         joiner.result()
+
+
+@pytest.mark.parametrize("comes", [False, True], ids=["never there", "cut off each time"])
+def test_a_state_that_gets_no_further_is_given_up_before_its_time_is_over(comes: bool) -> None:
+    given, taken = Memory(filled=True), Memory(filled=False)
+    with StateServer(IDENTITY, limits=dataclasses.replace(LIMITS, progress_s=0.3)) as server:
+        relay = Relay(split_address(server.listen()), dict.fromkeys(range(10_000), cut_at(200)))
+        with relay.running() as address:
+            client = client_of(address)
+            gives_up = threading.Event()
+            joiner = Elsewhere(lambda: client.receive_state(taken, cancelled=gives_up.is_set)) if comes else None
+            with pytest.raises(TransferTimeout, match=r"no progress for 0\.3 s, \d of 5 chunks"):
+                server.send_state(given)
+            gives_up.set()
+            if joiner is not None:
+                with pytest.raises(TransferCancelled):
+                    joiner.result()
+            assert (relay.seen > 1) is comes
+            client.close()
 
 
 def test_silent_and_noisy_strangers_hold_nobody_up(server: StateServer) -> None:
