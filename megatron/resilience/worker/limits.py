@@ -22,6 +22,8 @@ class SwitchLimits:
     most_s: float = 540.0
     bytes_per_s: float = 100e6
     slack_s: float = 15.0
+    release_s: float = 3600.0
+    """For a leaver, after LEAVE, to be released. Only a controller that never comes back lets it pass."""
 
     @classmethod
     def within(cls, collective_s: float) -> SwitchLimits:

@@ -24,7 +24,7 @@ from megatron.resilience.protocol.vote import Contribution, Decision, boundary_o
 from megatron.resilience.state.transfer import TransferIdentity
 from megatron.resilience.worker.costs import Costs
 from megatron.resilience.worker.endpoints import join_by, make_known
-from megatron.resilience.worker.errors import SlotMoved, SwitchFailedError
+from megatron.resilience.worker.errors import SlotMoved, SwitchFailedError, not_released
 from megatron.resilience.worker.handover import Handover
 from megatron.resilience.worker.limits import SwitchLimits
 from megatron.resilience.worker.transfers import Events, JoinerTransfer, LeaverTransfer
@@ -194,6 +194,9 @@ class RankWorker:
             if self._deadline is not None and time.monotonic() > self._deadline[1]:
                 generation, self._deadline = self._deadline[0], None
                 self._feed(switch.WaitedTooLong(generation=generation))
+                if isinstance(self._transfer, LeaverTransfer) and not self._core.is_member:
+                    self.close()
+                    raise SlotMoved(not_released(generation, self._limits.release_s))
         self._deadline = None
 
     def _listen(self, *, at_links: bool = True) -> None:
@@ -324,6 +327,7 @@ class RankWorker:
             case switch.SendVerdict(leave=leave):
                 self._leaver_transfer().tell(leave=leave)
                 if leave:
+                    self._deadline = (generation, time.monotonic() + self._limits.release_s)
                     trainmover_ext.leave_switch(generation)
                 else:
                     self._drop()

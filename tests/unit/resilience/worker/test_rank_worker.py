@@ -5,15 +5,29 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 import trainmover_ext
-from megatron.resilience.protocol.messages import Directory, PrepareStayer, RankCommand, RankReport, Ready, Unready
+from megatron.resilience.protocol.leaver import Leaver, LeaverState
+from megatron.resilience.protocol.messages import (
+    Directory,
+    Left,
+    NoteAcked,
+    PrepareLeaver,
+    PrepareStayer,
+    RankCommand,
+    RankReport,
+    Ready,
+    Unready,
+)
+from megatron.resilience.protocol.switch import NoteCame
 from megatron.resilience.protocol.vote import Contribution
+from megatron.resilience.worker.errors import SlotMoved
 from megatron.resilience.worker.handover import Handover
+from megatron.resilience.worker.limits import SwitchLimits
 from megatron.resilience.worker.rank_worker import Place, RankWorker
 from trainmover_ext.switching import SwitchPhase, SwitchState
 
@@ -75,9 +89,11 @@ def line() -> Line:
     return Line()
 
 
-def worker_of(line: Line, all_reduce: Callable[[Contribution], Contribution]) -> RankWorker:
+def worker_of(
+    line: Line, all_reduce: Callable[[Contribution], Contribution], limits: SwitchLimits | None = None
+) -> RankWorker:
     place = Place(global_rank=1, job="job", token="token", bind_address="127.0.0.1")
-    return RankWorker(place, line, inventory=Arenas(), handover=Handover(), all_reduce=all_reduce)
+    return RankWorker(place, line, inventory=Arenas(), handover=Handover(), all_reduce=all_reduce, limits=limits)
 
 
 @pytest.fixture
@@ -97,6 +113,28 @@ def vote(links: Links, line: Line) -> Iterator[Callable[[], int]]:
 PREPARE = PrepareStayer(generation=2, joiners={3: "joiner of 3"}, linked=(3,))
 MOVED = Directory(endpoints={1: "here", 0: "where it is now"}, slot_generations=(2, 1))
 READY = SwitchState(phase=SwitchPhase.READY, reason="")
+
+
+def test_a_leaver_that_nobody_releases_ends_in_the_end(
+    links: Links, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(trainmover_ext, "leave_switch", left.append)
+    monkeypatch.setattr(trainmover_ext, "aborted", lambda: False)
+    monkeypatch.setattr(trainmover_ext, "receive_note", lambda timeout_s: None)
+    links.peers = ()
+    worker = worker_of(line, lambda own: own, SwitchLimits(release_s=0.1))
+    line.commands = [PrepareLeaver(generation=2, leavers=(1,), lead=1)]
+    worker.vote(1, obstacles=(), exits=0)
+    half = worker._core.half
+    assert isinstance(half, Leaver)
+    worker._core.half = replace(half, state=LeaverState.ACKED, acked=half.leavers, boundary=2)
+    worker._feed(NoteCame(sender=1, note=NoteAcked(generation=2)))
+    assert left == [2]
+    assert line.reports[-1] == Left(generation=2, boundary=2)
+    with pytest.raises(SlotMoved, match=r"moved in generation 2, and no RELEASE came within 0\.1 s"):
+        worker.reach_boundary(2)
+    assert worker._transfer is None
 
 
 def test_a_prepared_link_that_breaks_withdraws_readiness(links: Links, line: Line, vote: Callable[[], int]) -> None:
