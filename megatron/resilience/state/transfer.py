@@ -139,14 +139,18 @@ def tune(connection: socket.socket) -> None:
 
 def close_in_children(connection: socket.socket) -> None:
     """A process that is forked later (a loader of data, a saver) must not hold on to it: its end would go unnoticed."""
-    weak = weakref.ref(connection)
+    _NOT_FOR_CHILDREN.add(connection)
 
-    def close() -> None:
-        held = weak()
-        if held is not None:
-            held.close()
 
-    os.register_at_fork(after_in_child=close)
+_NOT_FOR_CHILDREN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_all_in_child() -> None:
+    for connection in list(_NOT_FOR_CHILDREN):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_all_in_child)
 
 
 def join_address(host: str, port: int) -> str:

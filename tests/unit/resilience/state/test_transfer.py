@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import weakref
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from megatron.resilience.state.transfer import (
     TransferIdentity,
     TransferLimits,
     chunks_of,
+    close_in_children,
     join_address,
     split_address,
     tune,
@@ -84,3 +87,23 @@ def test_a_tuned_connection_notices_a_peer_that_is_cut_off() -> None:
 def test_the_token_is_not_shown() -> None:
     identity = TransferIdentity(job_id="job", token="secret", generation=1, global_rank=0)
     assert "secret" not in repr(identity)
+
+
+def test_sockets_are_closed_in_a_forked_child_and_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def register(**_callbacks: object) -> None:
+        raise AssertionError("a callback for each socket is never taken back")
+
+    monkeypatch.setattr(os, "register_at_fork", register)
+    ends = [end for _ in range(3) for end in socket.socketpair()]
+    for end in ends:
+        close_in_children(end)
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(end.fileno() == -1 for end in ends))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(ends)
+    assert all(end.fileno() >= 0 for end in ends)
+    for end in ends:
+        end.close()
+    gone = [weakref.ref(end) for end in ends]
+    del end, ends
+    assert [reference() for reference in gone] == [None] * 6
