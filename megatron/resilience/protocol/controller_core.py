@@ -291,7 +291,11 @@ class ControllerCore:
         if standing is Standing.HOLDER:
             self._hear_holder(rank, report)
         drive = self.commands.drive
-        if drive is None or isinstance(report, WorkerHello | Progress):
+        if drive is None or isinstance(report, WorkerHello):
+            return
+        if isinstance(report, Progress):
+            if standing is Standing.HOLDER:
+                drive.hear_progress(report.iteration)
             return
         if report.generation == drive.generation:
             joins = standing is Standing.JOINER or (

@@ -46,8 +46,8 @@ class Limits:
     go_ms: float = 600_000.0
     """From GO until the lead has cast with success; saves and evaluations are waited for."""
     running_ms: float = 900_000.0
-    """From LEAVE until all joiner ranks run; past it the job is stopped. Longer than a joiner in doubt waits for its
-    leaver (`worker/limits.py`) and the iteration after that.
+    """From LEAVE until all joiner ranks run, or any rank is past the boundary; then the job is stopped. Longer than a
+    joiner in doubt waits for its leaver (`worker/limits.py`) and the iteration after that.
     """
     measure_ms: float = 120_000.0
     """From then until all ranks have told what it cost, which takes them an iteration, with the save or evaluation that

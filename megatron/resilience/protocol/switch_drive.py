@@ -126,8 +126,9 @@ class SwitchDrive(SwitchSends):
                 self.running[rank] = iteration
             case InDoubt():
                 self._resolve(rank)
-            case Measured():
+            case Measured(boundary=boundary):
                 self.measured[rank] = report
+                self.hear_progress(boundary + 1)
             case Armed() | Cast() | _:
                 pass
         self.advance()
@@ -215,6 +216,12 @@ class SwitchDrive(SwitchSends):
             self._progress("all are ready; waiting for an iteration boundary")
         if self.phase is Phase.LEFT and set(self.running) >= everyone and self._table_is_out():
             self._done()
+
+    def hear_progress(self, iteration: int) -> None:
+        """A rank is past the boundary, so all joiner ranks have voted: what their agents could not tell."""
+        if self.phase is Phase.LEFT and iteration > self.desk.ledger.boundaries[self.generation]:
+            self.running = dict.fromkeys(self.leaving, iteration)
+            self.advance()
 
     def hear_told(self, machine_id: str, slot_generations: tuple[int, ...]) -> None:
         """A machine's ranks have the table of these generations."""
@@ -316,7 +323,14 @@ class SwitchDrive(SwitchSends):
         elif self.phase in (Phase.LISTENING, Phase.PREPARING, Phase.GOING):
             self.undo(late)
         elif self.phase is Phase.LEFT and not set(self.running) >= set(self.leaving):
+            self._expire_after_leave(late)
+
+    def _expire_after_leave(self, late: str) -> None:
+        """No rank is past the boundary, as far as can be known: if nobody can tell, there is more time."""
+        if any(self._is_attached(holder) for holder in self.desk.ledger.table):
             self.failure = f"{late}, after the point of no return of generation {self.generation}"
+        else:
+            self.deadline_ms = self.desk.now_ms + self._limit()
 
     def _limit(self) -> float:
         limits = self.desk.limits

@@ -16,13 +16,16 @@ from megatron.resilience.protocol.messages import (
     Go,
     InDoubt,
     Left,
+    Measured,
     MoreLinks,
     Planned,
     PrepareJoiner,
     PrepareLeaver,
     PrepareStayer,
+    Progress,
     Query,
     Ready,
+    Release,
     Resolve,
     Running,
     StartRanks,
@@ -178,6 +181,38 @@ def test_every_phase_has_its_deadline() -> None:
     talk = going()
     talk.report(1, 1, Left(generation=2, boundary=9))
     late(talk)
+    assert "'first iteration' took longer" in talk.core.desk.ledger.ended_why
+
+
+def test_a_rank_past_the_boundary_tells_that_joiners_run_whose_agents_are_away() -> None:
+    for word in (
+        Progress(iteration=10, median_iteration_ms=1.0),
+        Measured(generation=2, boundary=9, median_iteration_ms=1.0),
+    ):
+        talk = going()
+        talk.report(1, 1, Left(generation=2, boundary=9))
+        talk.heard(2)
+        talk.lose(2)
+        talk.report(0, 0, Progress(iteration=9, median_iteration_ms=1.0))
+        talk.heard(0)
+        assert talk.said(Release) == []
+        talk.report(0, 0, word)
+        assert [name for name, _ in talk.said(Release)] == ["m1"]
+    talk = going()
+    talk.report(0, 0, Measured(generation=2, boundary=9, median_iteration_ms=1.0))
+    assert isinstance(talk.entries[-1], SwitchGo), "a far rank measures before it knows the verdict"
+
+
+def test_while_nobody_can_tell_the_job_is_not_stopped() -> None:
+    talk = going()
+    talk.report(1, 1, Left(generation=2, boundary=9))
+    talk.lose(0)
+    talk.lose(2)
+    talk.wait(1_001)
+    talk.wait(1_001)
+    assert not talk.core.desk.ledger.ended
+    talk.hello(0, (0, 1))
+    talk.wait(1_001)
     assert "'first iteration' took longer" in talk.core.desk.ledger.ended_why
 
 
