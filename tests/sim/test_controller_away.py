@@ -11,7 +11,7 @@ from tests.sim.run import to_the_end
 from tests.sim.scenarios import at_iteration, shape
 from tests.sim.world import World
 
-ENTRIES = 11
+ENTRIES = 12
 """Of one plain migration, from JobStarted to CommandEnded."""
 ITERATIONS = 40
 

@@ -1,7 +1,7 @@
 """Incidents: what one interruption was, how long its phases took, what it cost. Kept by the controller's core.
 
-A phase is overlapped when training went on during it. Downtime and lost time come from the ranks, never clamped:
-see `Measured` in messages.py for who measures what.
+A phase is overlapped when training went on during it, which it does but for the hand-over and the first iteration.
+Downtime and lost time come from the ranks, never clamped: see `Measured` in messages.py for who measures what.
 """
 
 from __future__ import annotations
@@ -10,9 +10,14 @@ from collections.abc import Iterable
 
 import msgspec
 
+HAND_OVER, FIRST_ITERATION = "hand over", "first iteration"
+"""The phases in which training stops."""
+AWAY = "controller away"
+"""A phase's duration has this in it: what happened meanwhile was heard afterwards."""
+
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of an incident, in ms of the controller's clock."""
+    """A part of an incident, in ms of the controller's clock, from when it heard of it."""
 
     name: str
     start_ms: float
@@ -58,6 +63,28 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     bytes_moved: int
     memory_before_bytes: int
     memory_after_bytes: int
+
+
+def add_mark(marks: list[tuple[str, float]], phase: str, time_ms: float) -> None:
+    """A phase begins, or (AWAY) the present one has an absence of the controller in it."""
+    name, began_ms = marks[-1]
+    if phase != AWAY:
+        marks.append((phase, time_ms))
+    elif not name.endswith(AWAY):
+        marks[-1] = f"{name}, {AWAY}", began_ms
+
+
+def phases_of(marks: list[tuple[str, float]], end_ms: float) -> tuple[Phase, ...]:
+    """`marks`, (phase, time at which it began), with their durations. Training stops from the lead's word that it is at
+    the boundary until joiners run; if that word was lost, the hand-over lies in the phase before.
+    """
+    phases = []
+    for (name, began_ms), (then, ended_ms) in zip(marks, [*marks[1:], ("", end_ms)], strict=True):
+        stops = name.startswith((HAND_OVER, FIRST_ITERATION))
+        if then.startswith(FIRST_ITERATION) and not stops:
+            name, stops = f"{name}, {HAND_OVER}", True
+        phases.append(Phase(name=name, start_ms=began_ms, duration_ms=ended_ms - began_ms, overlapped=not stops))
+    return tuple(phases)
 
 
 def with_costs(incident: Incident, costs: Iterable[Cost]) -> Incident:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from megatron.resilience.protocol.facts import Facts
-from megatron.resilience.protocol.incidents import Incident, Phase
+from megatron.resilience.protocol.incidents import FIRST_ITERATION, Incident, add_mark, phases_of
 
 
 class JournalError(Exception):
@@ -84,7 +84,7 @@ class SwitchBegun(Entry, frozen=True, kw_only=True):
 
 
 class SwitchPhase(Entry, frozen=True, kw_only=True):
-    """A phase of preparation has begun; for the incident alone, as preparation is done again after a restart."""
+    """A phase has begun, or the controller was away in the present one: for the incident alone."""
 
     generation: int
     phase: str
@@ -294,7 +294,7 @@ class Ledger:
             raise JournalError(f"found {entry}, expected one of the switch under way ({switch})")
         match entry:
             case SwitchPhase(phase=phase):
-                switch.marks.append((phase, entry.time_ms))
+                add_mark(switch.marks, phase, entry.time_ms)
             case SwitchGo(endpoints=endpoints):
                 self.expect(not switch.went, entry)
                 switch.went, switch.endpoints = True, endpoints
@@ -308,7 +308,7 @@ class Ledger:
             case SwitchLeft(boundary=boundary):
                 self.expect(switch.went and not switch.left, entry)
                 switch.left = True
-                switch.marks.append(("first iteration", entry.time_ms))
+                switch.marks.append((FIRST_ITERATION, entry.time_ms))
                 self.boundaries[switch.generation] = boundary
                 self.endpoints |= switch.endpoints
                 for move in switch.moves:
@@ -351,7 +351,6 @@ class Ledger:
 
 def incident_of(switch: LedgerSwitch, *, outcome: str, why: str = "", end_ms: float, boundary: int = -1) -> Incident:
     """The incident of a switch, from what is written down of it."""
-    ends = [begin for _, begin in switch.marks[1:]] + [end_ms]
     return Incident(
         incident_id=f"g{switch.generation}",
         kind="migration",
@@ -363,8 +362,5 @@ def incident_of(switch: LedgerSwitch, *, outcome: str, why: str = "", end_ms: fl
         slots=tuple(move.slot for move in switch.moves),
         generation=switch.generation,
         boundary=boundary,
-        phases=tuple(
-            Phase(name=name, start_ms=begin, duration_ms=end - begin, overlapped=name != "first iteration")
-            for (name, begin), end in zip(switch.marks, ends, strict=True)
-        ),
+        phases=phases_of(switch.marks, end_ms),
     )

@@ -57,6 +57,7 @@ from dataclasses import dataclass, replace
 
 from megatron.resilience.protocol.messages import (
     Armed,
+    AtBoundary,
     Cast,
     Left,
     MoreLinks,
@@ -333,17 +334,16 @@ def _reach(half: Leaver, iteration: int) -> Step:
     check_boundary(half.global_rank, iteration, half.boundary)
     generation = half.generation
     after = _move(half, _T.BOUNDARY)
-    wait = Wait.LEAD_DECIDES if half.is_lead else Wait.LEAD_VERDICT
     actions: list[RankAction] = [
         HoldNewLinks(generation=generation, hold=True),
-        StartWait(generation=generation, wait=wait),
+        StartWait(generation=generation, wait=Wait.LEAD_DECIDES if half.is_lead else Wait.LEAD_VERDICT),
+        *([Report(report=AtBoundary(generation=generation))] if half.is_lead else []),
     ]
     strays = unplanned(half)
     why = f"links to global ranks {strays} came up after the vote" if strays else half.failed
-    if why:
-        after, more = _break(after, why)
-    else:
-        more = [SendState(generation=generation)]
+    if not why:
+        return after, [*actions, SendState(generation=generation)]
+    after, more = _break(after, why)
     return after, actions + more
 
 

@@ -37,6 +37,7 @@ from megatron.resilience.protocol.message import (
 from megatron.resilience.protocol.rank_messages import (
     Abort,
     Armed,
+    AtBoundary,
     Built,
     Cast,
     Directory,
@@ -92,6 +93,7 @@ __all__ = [
     "Armed",
     "AskIncidents",
     "AskStatus",
+    "AtBoundary",
     "Built",
     "Cast",
     "Directory",

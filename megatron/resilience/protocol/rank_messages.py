@@ -158,6 +158,12 @@ class Cast(Message, frozen=True, kw_only=True):
     boundary: int
 
 
+class AtBoundary(Message, frozen=True, kw_only=True):
+    """Lead: it stands at the boundary and gives its state: training has stopped for the switch."""
+
+    generation: int
+
+
 class Armed(Message, frozen=True, kw_only=True):
     """Lead: GO has come, and will be cast at the next vote."""
 
@@ -225,6 +231,7 @@ RankReport = (
     | Withdrawn
     | Cast
     | Armed
+    | AtBoundary
     | Left
     | Stayed
     | InDoubt

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from megatron.resilience.protocol.facts import differences
+from megatron.resilience.protocol.incidents import AWAY, HAND_OVER
 from megatron.resilience.protocol.journal import (
     SwitchAborted,
     SwitchDone,
@@ -41,6 +42,7 @@ from megatron.resilience.protocol.journal import (
 )
 from megatron.resilience.protocol.messages import (
     Armed,
+    AtBoundary,
     Built,
     Cast,
     Go,
@@ -129,6 +131,8 @@ class SwitchDrive(SwitchSends):
             case Measured(boundary=boundary):
                 self.measured[rank] = report
                 self.hear_progress(boundary + 1)
+            case AtBoundary() if rank == self.lead and self.phase in AT_LEAD:
+                self._mark_once(HAND_OVER)
             case Armed() | Cast() | _:
                 pass
         self.advance()
@@ -214,8 +218,11 @@ class SwitchDrive(SwitchSends):
             self.desk.journal(SwitchGo(time_ms=self.desk.now_ms, generation=self.generation, endpoints=joiners))
             self._to_leaver(self.lead, Go(generation=self.generation))
             self._progress("all are ready; waiting for an iteration boundary")
-        if self.phase is Phase.LEFT and set(self.running) >= everyone and self._table_is_out():
-            self._done()
+        if self.phase is Phase.LEFT and set(self.running) >= everyone:
+            if self._table_is_out():
+                self._done()
+            else:
+                self._mark_once("tell all machines")
 
     def hear_progress(self, iteration: int) -> None:
         """A rank is past the boundary, so all joiner ranks have voted: what their agents could not tell."""
@@ -244,6 +251,11 @@ class SwitchDrive(SwitchSends):
         machine = self.desk.members.get(machine_id)
         began_ms = self.desk.now_ms if self.deadline_ms is None else self.deadline_ms - self._limit()
         return self.desk.now_ms - (machine.lost_since_ms if machine else began_ms)
+
+    def _mark_once(self, phase: str) -> None:
+        switch = self.desk.ledger.switch
+        if switch is not None and not any(name.startswith(phase) for name, _ in switch.marks):
+            self.desk.journal(SwitchPhase(time_ms=self.desk.now_ms, generation=self.generation, phase=phase))
 
     def _mark(self) -> SwitchPhase:
         return SwitchPhase(time_ms=self.desk.now_ms, generation=self.generation, phase=self.phase.value)
@@ -307,6 +319,8 @@ class SwitchDrive(SwitchSends):
         """Deadlines of the phases, and joiners whose agents are away."""
         if self.deadline_ms is None:
             self.deadline_ms = self.desk.now_ms + self._limit()
+            if self.restarted:
+                self.desk.journal(SwitchPhase(time_ms=self.desk.now_ms, generation=self.generation, phase=AWAY))
         if self.phase in UNDECIDED and self.phase is not Phase.WITHDRAWING:
             for move in self.moves:
                 away_ms = self._away_ms(move.joiner)

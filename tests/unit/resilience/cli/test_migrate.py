@@ -20,7 +20,8 @@ INCIDENT = Incident(
     boundary=41,
     phases=(
         Phase(name="start joiner", start_ms=0.0, duration_ms=812.4, overlapped=True),
-        Phase(name="first iteration", start_ms=812.4, duration_ms=310.0, overlapped=False),
+        Phase(name="hand over", start_ms=812.4, duration_ms=120.0, overlapped=False),
+        Phase(name="first iteration", start_ms=932.4, duration_ms=310.0, overlapped=False),
     ),
     downtime_ms=12.3,
     links_kept=30,
@@ -32,7 +33,8 @@ INCIDENT = Incident(
 
 def test_parts_tell_phases_links_and_bytes() -> None:
     assert describe_parts(INCIDENT) == (
-        " (start joiner 812 ms overlapped, first iteration 310 ms; 12 links replaced, 30 kept, 4.2 MB moved)"
+        " (start joiner 812 ms overlapped, hand over 120 ms, first iteration 310 ms; 12 links replaced, 30 kept, "
+        "4.2 MB moved)"
     )
 
 

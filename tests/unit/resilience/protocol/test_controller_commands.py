@@ -11,6 +11,7 @@ from megatron.resilience.protocol.messages import (
     Accepted,
     AskIncidents,
     AskStatus,
+    AtBoundary,
     Finished,
     IncidentsAnswer,
     Left,
@@ -24,6 +25,7 @@ from tests.unit.resilience.protocol.controller_talk import Talk, going, running
 
 
 def finish(talk: Talk, generation: int = 2) -> None:
+    talk.report(1, 1, AtBoundary(generation=generation))
     talk.report(1, 1, Left(generation=generation, boundary=9))
     talk.report(2, 1, Running(generation=generation, iteration=9), started=generation)
     talk.heard(0, 2)
@@ -49,9 +51,10 @@ def test_a_migration_is_told_from_beginning_to_end() -> None:
     assert (done.incident.downtime_ms, done.incident.links_replaced, done.incident.boundary) == (5.0, 2, 9)
     names = [phase.name for phase in done.incident.phases]
     assert names == [
-        "start joiner", "prepare leaver", "prepare links", "wait for boundary", "first iteration", "measure"
+        "start joiner", "prepare leaver", "prepare links", "wait for boundary", "hand over", "first iteration",
+        "tell all machines", "measure",
     ]  # fmt: skip
-    assert [phase.name for phase in done.incident.phases if not phase.overlapped] == ["first iteration"]
+    assert [phase.name for phase in done.incident.phases if not phase.overlapped] == ["hand over", "first iteration"]
 
 
 def test_costs_are_not_waited_for_too_long() -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from megatron.resilience.protocol.facts import Facts
+from megatron.resilience.protocol.incidents import AWAY, FIRST_ITERATION, HAND_OVER
 from megatron.resilience.protocol.journal import (
     AnyEntry,
     CommandEnded,
@@ -107,13 +108,41 @@ def test_the_incident_is_made_from_what_is_written_down() -> None:
     assert [(phase.name, phase.start_ms, phase.duration_ms) for phase in incident.phases] == [
         ("start joiner", 3.0, 1.0),
         ("prepare leaver", 4.0, 1.0),
-        ("wait for boundary", 5.0, 1.0),
+        ("wait for boundary, hand over", 5.0, 1.0),
         ("first iteration", 6.0, 2.0),
     ]
+    assert [phase.overlapped for phase in incident.phases] == [True, True, False, False]
     assert (incident.leavers, incident.joiners, incident.slots) == (("m1",), ("m2",), (1,))
     measured = ledger(GO, LEFT, DONE, SwitchMeasured(time_ms=9.0, generation=2, incident=incident))
     assert measured.incidents == {2: incident}
     assert measured.switch is None
+
+
+def at(time_ms: float, phase: str) -> SwitchPhase:
+    return SwitchPhase(time_ms=time_ms, generation=2, phase=phase)
+
+
+def test_phases_in_which_training_stops_are_told_from_those_that_overlap_with_it() -> None:
+    made = ledger(GO, at(5.5, HAND_OVER), LEFT, at(7.0, "tell all machines"), DONE)
+    assert made.switch is not None
+    phases = incident_of(made.switch, outcome="done", end_ms=9.0).phases
+    assert [(phase.name, phase.duration_ms) for phase in phases if not phase.overlapped] == [
+        (HAND_OVER, 0.5),
+        (FIRST_ITERATION, 1.0),
+    ]
+    assert [phase.name for phase in phases if phase.overlapped] == [
+        "start joiner",
+        "wait for boundary",
+        "tell all machines",
+        "measure",
+    ]
+
+
+def test_a_phase_in_which_the_controller_was_away_says_so_once() -> None:
+    made = ledger(GO, at(5.5, HAND_OVER), LEFT, at(9.0, AWAY), at(9.5, AWAY), at(10.0, "tell all machines"))
+    assert made.switch is not None
+    *_, first, _ = incident_of(made.switch, outcome="done", end_ms=11.0).phases
+    assert (first.name, first.duration_ms, first.overlapped) == ("first iteration, controller away", 4.0, False)
 
 
 def test_commands_are_answered_from_the_journal() -> None:

@@ -11,6 +11,7 @@ from megatron.resilience.protocol import leaver
 from megatron.resilience.protocol.leaver import TRANSITIONS, Leaver, LeaverState
 from megatron.resilience.protocol.messages import (
     Armed,
+    AtBoundary,
     Cast,
     Left,
     MoreLinks,
@@ -130,6 +131,7 @@ def test_at_the_boundary_new_links_are_held_and_the_state_is_sent() -> None:
         assert actions == [
             HoldNewLinks(generation=5, hold=True),
             StartWait(generation=5, wait=wait),
+            *([Report(report=AtBoundary(generation=5))] if rank == 2 else []),
             SendState(generation=5),
         ]
 
