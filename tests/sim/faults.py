@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from megatron.resilience.protocol.joiner import Joiner, JoinerState
 from megatron.resilience.protocol.journal import AnyEntry
-from megatron.resilience.protocol.messages import Armed, Cast, Left, Measured, Progress, RankReport, Stayed
+from megatron.resilience.protocol.messages import Armed, Cast, Left, Measured, Progress, RankReport, Ready, Stayed
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
@@ -88,6 +88,8 @@ class RandomFaults(Faults):
         if not self._is_time or isinstance(report, Progress | Measured):
             return
         chance = self.job.world.chance
+        if isinstance(report, Ready | Armed) and chance.random() < 0.05 * self.level:
+            self.job.link_appears(process.global_rank, chance.randrange(self.job.size))
         odds = 0.06 if isinstance(report, Armed | Cast | Left | Stayed) else 0.015
         if chance.random() < odds * self.level:
             self._at_step(process)
