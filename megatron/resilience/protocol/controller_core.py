@@ -236,7 +236,7 @@ class ControllerCore:
         if slot is not None and not ledger.running:
             desk.send(machine.machine_id, self._start(slot))
         if slot is not None:
-            tell_table(desk)
+            tell_table(desk, machine.machine_id)
         for generation in sorted(set(machine.ranks.values())):
             rank = next(rank for rank, started in machine.ranks.items() if started == generation)
             message = self._undoing(machine, rank, generation)

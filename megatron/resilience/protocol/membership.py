@@ -40,6 +40,8 @@ class Membership:
     """All machines that ever attached."""
 
     machines: dict[str, Machine] = field(default_factory=dict)
+    _reached: dict[int, Machine] = field(default_factory=dict)
+    """Connection -> whom `of` has found behind it; it may have taken another since."""
 
     def attach(self, connection: int, hello: AgentHello, time_ms: float) -> tuple[Machine | None, str]:
         """Takes a hello: (the machine, "") or (None, why it is turned away)."""
@@ -75,11 +77,17 @@ class Membership:
 
     def of(self, connection: int) -> Machine | None:
         """The machine that is reached over `connection`; None if it has taken another or is unknown."""
-        return next((machine for machine in self.machines.values() if machine.connection == connection), None)
+        known = self._reached.get(connection)
+        if known is None or known.connection != connection:
+            known = next((machine for machine in self.machines.values() if machine.connection == connection), None)
+            if known is not None:
+                self._reached[connection] = known
+        return known
 
     def lose(self, connection: int, time_ms: float) -> Machine | None:
         """The connection is gone; the machine whose present one it was."""
         machine = self.of(connection)
+        self._reached.pop(connection, None)
         if machine is not None:
             machine.connection, machine.lost_since_ms = None, time_ms
         return machine

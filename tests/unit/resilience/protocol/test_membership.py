@@ -30,6 +30,21 @@ def test_the_newest_connection_is_the_one() -> None:
     assert (machine.attached, machine.lost_since_ms) == (False, 3.0)
 
 
+def test_a_connection_is_looked_up_once() -> None:
+    members = Membership()
+    members.attach(1, hello(), 0.0)
+    machine = members.of(1)
+    assert machine is members.get("m1")
+    members.machines = {}  # nobody to look through
+    assert members.of(1) is machine
+    members.machines = {"m1": machine} if machine else {}
+    members.attach(2, hello(), 0.0)
+    assert members.of(1) is None
+    assert members.of(2) is members.get("m1")
+    members.lose(2, 0.0)
+    assert members.of(2) is None
+
+
 def test_older_starts_are_turned_away_and_newer_ones_are_idle_from_now() -> None:
     members = Membership()
     members.attach(1, hello(2), 0.0)

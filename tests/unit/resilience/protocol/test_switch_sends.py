@@ -106,6 +106,14 @@ def test_a_restarted_controller_tells_the_table_to_whoever_attaches_first() -> N
     assert talk.said(Table)[0][1].directory == Directory(endpoints={0: "h0:0", 1: "h2:1"}, slot_generations=(1, 2))
 
 
+def test_a_machine_that_attaches_again_is_told_the_table_alone() -> None:
+    talk = running()
+    talk.hello(1, (1, 1))
+    assert [name for name, _ in talk.said(Table)] == ["m1"]
+    talk.listen(1, 1, 1)
+    assert talk.said(Table) == [], "it listens where it did"
+
+
 def test_leavers_are_kept_until_every_holder_has_the_table() -> None:
     talk = going()
     talk.lose(0)
