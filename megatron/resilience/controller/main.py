@@ -23,7 +23,7 @@ from megatron.resilience.controller import wire
 from megatron.resilience.controller.directory import DirectoryError, ResilienceDirectory, draw_token
 from megatron.resilience.controller.event_log import EventLog
 from megatron.resilience.controller.server import ControllerServer
-from megatron.resilience.controller.shell import Clock, Controller
+from megatron.resilience.controller.shell import Controller
 from megatron.resilience.controller.store import SqliteStore, Store, StoreError
 from megatron.resilience.protocol.controller_words import JobSpec
 from megatron.resilience.protocol.journal import JournalError
@@ -95,7 +95,7 @@ async def _serve(config: ControllerConfig, store: Store, event_log: EventLog, to
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    controller = Controller(config.spec, store, event_log, clock=Clock(), on_failure=stop.set)
+    controller = Controller(config.spec, store, event_log, on_failure=stop.set)
     server = ControllerServer(controller, token=token)
     port = await server.start(config.listen, config.tls)
     host = config.advertise or config.listen.rpartition(":")[0]

@@ -37,11 +37,19 @@ OUTBOX_MESSAGES_MAX = 16_384
 """Waiting for one agent or user; more, and it is cut off: an agent comes again and is told all that matters."""
 
 
-class Clock:
-    """Milliseconds since 1970 that never go back while this process lives."""
+def wall_clock() -> float:
+    """Milliseconds since 1970."""
+    return time.time() * 1000
 
-    def __init__(self) -> None:
-        self._offset_ms = time.time() * 1000 - time.monotonic() * 1000
+
+class Clock:
+    """Milliseconds since 1970 at its making, or `at_least_ms` if that is later, and from then on as time passes.
+
+    A wall clock that was set back after the newest entry of the journal so makes no limit longer.
+    """
+
+    def __init__(self, *, at_least_ms: float = 0.0, wall: Callable[[], float] = wall_clock) -> None:
+        self._offset_ms = max(wall(), at_least_ms) - time.monotonic() * 1000
 
     def __call__(self) -> float:
         """Now."""
@@ -89,15 +97,15 @@ class Controller:
         store: Store,
         event_log: EventLog,
         *,
-        clock: Callable[[], float],
         on_failure: Callable[[], None],
         limits: Limits | None = None,
+        wall: Callable[[], float] = wall_clock,
     ) -> None:
         self._store = store
         self._event_log = event_log
-        self._clock = clock
         entries = [decode_entry(payload) for payload in store.read()]
         self.core = replay(spec, entries, term=store.term, limits=limits)
+        self._clock = Clock(at_least_ms=self.core.desk.now_ms, wall=wall)
         self._agents: dict[int, Outbox] = {}
         self._users: dict[int, Outbox] = {}
         self._number = 0
@@ -109,7 +117,7 @@ class Controller:
                 kind="INSTANT",
                 incident_id="controller",
                 name="started",
-                time_ms=clock(),
+                time_ms=self._clock(),
                 text=f"term {store.term}, {len(entries)} entries replayed",
             )
         )

@@ -13,8 +13,11 @@ from megatron.resilience.controller.shell import OUTBOX_MESSAGES_MAX, Clock, Con
 from megatron.resilience.controller.store import StoreError
 from megatron.resilience.protocol.controller_words import JobSpec
 from megatron.resilience.protocol.facts import Capacity, Facts
-from megatron.resilience.protocol.journal import JobStarted, decode_entry
+from megatron.resilience.protocol.journal import JobStarted, decode_entry, encode_entry
 from megatron.resilience.protocol.messages import AgentHello, AskStatus, Message, StartRanks, StatusAnswer, Welcome
+
+READINGS_MAX = 100_000
+"""Of a clock, until it must have moved."""
 
 
 class MemoryStore:
@@ -52,7 +55,7 @@ def controller(tmp_path: Path, store: MemoryStore) -> tuple[Controller, list[str
     log.open()
     stops: list[str] = []
     spec = JobSpec(job="a", slots=1, ranks_per_machine=2)
-    return Controller(spec, store, log, clock=Clock(), on_failure=lambda: stops.append("stop")), stops
+    return Controller(spec, store, log, on_failure=lambda: stops.append("stop")), stops
 
 
 HELLO = AgentHello(machine_id="machine-0", incarnation=1, capacity=Capacity(ranks=2, memory_bytes=1), facts=Facts())
@@ -123,3 +126,24 @@ def test_clock_starts_at_the_wall_and_never_goes_back() -> None:
     read = [clock() for _ in range(1000)]
     assert read == sorted(read)
     assert read[0] > 1.6e12
+
+
+def test_time_passes_also_after_the_wall_clock_was_set_back(tmp_path: Path) -> None:
+    """Everything is measured from the newest entry on, which may bear a time that the wall has yet to reach."""
+    newest_ms = 5e12
+    clock = Clock(at_least_ms=newest_ms, wall=lambda: 1e12)
+    first = clock()
+    assert newest_ms <= first < newest_ms + 1e6
+    assert any(clock() > first for _ in range(READINGS_MAX))
+    assert Clock(at_least_ms=newest_ms, wall=lambda: 6e12)() >= 6e12
+    entry = encode_entry(JobStarted(time_ms=newest_ms, machines=("machine-0",), incarnations=(1,)))
+    log = EventLog(tmp_path / "events.jsonl")
+    log.open()
+    spec = JobSpec(job="a", slots=1, ranks_per_machine=2)
+    one = Controller(spec, MemoryStore([], [entry]), log, on_failure=lambda: None, wall=lambda: 1e12)
+
+    def ticks() -> float:
+        one.tick()
+        return one.core.desk.now_ms
+
+    assert any(ticks() > newest_ms for _ in range(READINGS_MAX))
