@@ -269,6 +269,18 @@ def test_killed_agent_takes_its_ranks_along_and_the_job_ends(make: Make) -> None
     job.wait_until_nothing_lives()
 
 
+def test_a_second_agent_with_a_holders_name_is_turned_away_and_hears_of_the_end(make: Make) -> None:
+    job = running(make, slots=1, elastic=0)
+    first = job.agents["machine-0"]
+    second = job.start_agent("machine-0")
+    job.until(lambda: "asks again: found another agent of machine machine-0 connected" in second.text, "words")
+    job.hub.wait_for_iterations(3)
+    assert second.process.poll() is None
+    assert second.text.count("found another agent") == 1
+    job.finish()
+    assert first.wait() == 0
+
+
 def test_killed_rank_ends_the_job_with_its_cause(make: Make) -> None:
     job = running(make, slots=2, per_machine=2, elastic=0)
     os.kill(job.hub.holder(3)[1], signal.SIGKILL)

@@ -33,10 +33,10 @@ GRACE_MS = 40.0
 class SimMachine:
     """See the module."""
 
-    def __init__(self, job: Job, machine_id: str, *, rack: str, elastic: bool) -> None:
+    def __init__(self, job: Job, machine_id: str, *, rack: str, elastic: bool, starts_before: int = 0) -> None:
         self.job, self.world, self.machine_id = job, job.world, machine_id
         self.rack, self.elastic = rack, elastic
-        self.incarnation = 0
+        self.incarnation = starts_before
         self.is_up = False
         self.cut_until_ms = 0.0
         self.processes: dict[int, Process] = {}

@@ -48,6 +48,7 @@ from megatron.resilience.protocol.messages import (
     StartRanks,
     StopJob,
     ToAgent,
+    Welcome,
 )
 
 RELEASE_S = 30.0
@@ -100,7 +101,9 @@ class Agent:
         self._failures: list[FailureReport] = []
         self._code = EXIT_OK
         self._has_met = False
-        """Whether a controller has ever spoken."""
+        """Whether a controller has ever let it in."""
+        self._hung_why = ""
+        """Why it last left a controller, or was turned away."""
         self._stop_signal = 0
         self._over = asyncio.Event()
         self._socket = RankSocket(token=config.line.token, is_ours=self._is_ours, heard=self._on_report, say=self._say)
@@ -146,7 +149,7 @@ class Agent:
         return held is not None and held.generation == generation
 
     def _on_controller(self, message: ToAgent) -> None:
-        self._has_met = True
+        self._has_met = self._has_met or isinstance(message, Welcome | StopJob)
         was_stopped = bool(self._core.stopped)
         kills_at_once = isinstance(message, Discard)
         self._step(ControllerSaid(message=message), end_s=0.0 if kills_at_once else self._config.limits.settle_s)
@@ -174,16 +177,16 @@ class Agent:
 
     def _on_first_contact_late(self) -> None:
         if not self._has_met:
-            self._fail(
-                f"found no controller at {self._config.line.where} in {self._config.first_contact_s:g} s, expected "
-                "one; start it, or correct TRAINMOVER_CONTROLLER"
-            )
+            was_found = f"was turned away: {self._hung_why}"
+            none = f"found no controller at {self._config.line.where}, expected one; start it, or correct "
+            none += "TRAINMOVER_CONTROLLER"
+            self._fail(f"in {self._config.first_contact_s:g} s {was_found if self._hung_why else none}")
 
     def _on_line_done(self, line: asyncio.Future[None]) -> None:
         if not line.cancelled() and (error := line.exception()) is not None:
             raise error  # a defect: to the loop's handler, with its traceback; ranks go on
         if not self._children and not self._over.is_set():
-            self._fail("the controller has turned this agent away")
+            self._fail(f"the controller has turned this agent away: {self._hung_why}")
 
     def _on_launcher_gone(self) -> None:
         assert self._config.report_fd is not None
@@ -314,7 +317,9 @@ class Agent:
             case EndRank(generation=generation, gently=gently):
                 self._end_by(generation, RELEASE_S if gently else end_s, is_release=gently)
             case Hang(why=why, for_good=for_good):
-                self._say(f"leaves its controller: {why}")
+                if why != self._hung_why:
+                    self._say(f"leaves its controller{'' if for_good else ', and asks again'}: {why}")
+                self._hung_why = why
                 self._line.hang(for_good=for_good)
 
     def _end_by(self, generation: int, within_s: float, *, is_release: bool) -> None:

@@ -58,6 +58,8 @@ class ControllerLine:
         self._callbacks = callbacks
         self._outgoing: asyncio.Queue[ToController | None] | None = None
         self._is_over = False
+        self._is_patient = False
+        """Whether the present stream was ended by us: the next may as well wait."""
 
     def say(self, message: ToController) -> None:
         """Over the present stream; nothing happens if there is none. A full queue ends the stream."""
@@ -71,6 +73,7 @@ class ControllerLine:
     def hang(self, *, for_good: bool) -> None:
         """Ends the present stream after what was said; connects again unless `for_good`."""
         self._is_over = self._is_over or for_good
+        self._is_patient = True
         outgoing, self._outgoing = self._outgoing, None
         if outgoing is not None:
             while outgoing.full():
@@ -81,6 +84,7 @@ class ControllerLine:
         """Keeps a stream, until `hang(for_good=True)`."""
         pause_s = PAUSE_S_MIN
         while not self._is_over:
+            self._is_patient = False
             try:
                 if await self._try():
                     pause_s = PAUSE_S_MIN
@@ -93,6 +97,7 @@ class ControllerLine:
             except (DirectoryError, wire.TlsError, MessageError, TimeoutError, OSError) as error:
                 self._callbacks.away(str(error) or "no answer")
             if not self._is_over:
+                pause_s = PAUSE_S_MAX if self._is_patient else pause_s
                 await asyncio.sleep(pause_s)
                 pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 

@@ -241,8 +241,8 @@ class AgentCore:
             case StopJob(why=why):
                 self.stopped = why
                 return self._end_ranks(self.started, gently=False, why=why)
-            case Rejected(why=why):
-                return [Hang(why=why, for_good=True)]
+            case Rejected(why=why, final=final):
+                return [Hang(why=why, for_good=final)]
             case Welcome():
                 return []
 

@@ -68,10 +68,11 @@ class StopJob(Message, frozen=True, kw_only=True):
 
 
 class Rejected(Message, frozen=True, kw_only=True):
-    """The agent may not attach, and should end or start anew."""
+    """The agent may not attach: it ends if that is `final`, and asks again otherwise."""
 
     term: int
     why: str
+    final: bool
 
 
 # ------------------------------------------------------------------ agent -> controller

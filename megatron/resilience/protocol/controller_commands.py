@@ -83,7 +83,7 @@ class Commands:
             return
         if ledger.command(migrate.command_id) is None:
             slot_need = need(ledger, desk.spec.ranks_per_machine)
-            why = why_not(migrate, ledger, desk.members, slot_need, settled=self._is_awake())
+            why = why_not(migrate, ledger, desk.members, slot_need, settled=self.is_awake())
             if why:
                 desk.actions.append(Answer(client=client, message=Refused(command_id=migrate.command_id, why=why)))
                 return
@@ -107,10 +107,10 @@ class Commands:
                 self._measured(drive)
         if self.drive is not None and self.drive.phase is Phase.OVER:
             self.drive = None
-        if self._is_awake() and self.drive is None and self.desk.ledger.queue:
+        if self.is_awake() and self.drive is None and self.desk.ledger.queue:
             self._begin(self.desk.ledger.queue[0])
 
-    def _is_awake(self) -> bool:
+    def is_awake(self) -> bool:
         """After a restart nothing begins before agents had time to attach."""
         if not self._restarted:
             return True

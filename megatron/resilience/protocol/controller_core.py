@@ -197,15 +197,11 @@ class ControllerCore:
         desk = self.desk
         before = desk.members.get(hello.machine_id)
         old_connection = before.connection if before else None
-        machine, refused = desk.members.attach(connection, hello, desk.now_ms)
-        if hello.term_seen > desk.term:
-            refused = f"found term {desk.term}, the agent has seen {hello.term_seen}: a newer controller runs"
-            desk.members.lose(connection, desk.now_ms)
-            machine = None
+        machine, refused = None, self._is_elsewhere(hello)
+        if not refused:
+            machine, refused = desk.members.attach(connection, hello, desk.now_ms)
         if machine is None:
-            refusal = Rejected(term=desk.term, why=refused)
-            desk.actions.append(Send(connection=connection, machine_id=hello.machine_id, message=refusal))
-            desk.actions.append(Close(connection=connection, why=refused))
+            self._turn_away(connection, hello, refused)
             return
         if old_connection is not None and old_connection != connection:
             desk.actions.append(Close(connection=old_connection, why="the agent has a newer connection"))
@@ -216,6 +212,42 @@ class ControllerCore:
             desk.send(machine.machine_id, StopJob(term=desk.term, why=desk.ledger.ended_why))
             return
         self._tell_again(machine)
+
+    def _is_elsewhere(self, hello: AgentHello) -> str:
+        """Why nothing may be learnt from `hello`; empty if it may.
+
+        The agent that holds a slot trains on while its connection is lost, or this controller was: another start of it
+        is believed once it had time to come back.
+        """
+        desk = self.desk
+        if hello.term_seen > desk.term:
+            return f"found term {desk.term}, the agent has seen {hello.term_seen}: a newer controller runs"
+        slot, known = desk.ledger.slot_of(hello.machine_id), desk.members.get(hello.machine_id)
+        if slot is None or desk.ledger.incarnations[slot] == hello.incarnation:
+            return ""
+        if known is None:
+            may_come = not self.commands.is_awake()
+        else:
+            is_holder = known.incarnation == desk.ledger.incarnations[slot]
+            is_new = not known.attached and desk.now_ms - known.lost_since_ms < desk.limits.settle_ms
+            may_come = is_holder and is_new
+        if not may_come:
+            return ""
+        return (
+            f"found another agent of machine {hello.machine_id} away for a moment, which holds slot {slot}; expected "
+            "one agent a machine; set another TRAINMOVER_MACHINE for this one, or end the other"
+        )
+
+    def _turn_away(self, connection: int, hello: AgentHello, why: str) -> None:
+        """For now: it asks again. Once the job is over, all who come hear of that."""
+        desk = self.desk
+        message = Rejected(term=desk.term, why=why, final=False)
+        if desk.ledger.ended:
+            over = StopJob(term=desk.term, why=desk.ledger.ended_why)
+            desk.actions.append(Send(connection=connection, machine_id=hello.machine_id, message=over))
+            return
+        desk.actions.append(Send(connection=connection, machine_id=hello.machine_id, message=message))
+        desk.actions.append(Close(connection=connection, why=why))
 
     def _fence(self, machine: Machine) -> None:
         """Another start of its agent than the one that was given ranks: whatever ran there is gone (rule R8)."""

@@ -1,7 +1,10 @@
 """Which machines there are, over which connection each is reached, and what runs there. Kept by the controller's core.
 
-A connection is a number of the shell's. A machine that attaches again takes its newest connection; what the older one
-still says, or that it was lost, is not listened to. A lower incarnation is turned away (rule R8's fencing).
+A connection is a number of the shell's. An agent that attaches again takes its newest connection; what the older one
+still says, or that it was lost, is not listened to. Another incarnation is turned away while the known one is
+connected, so that an agent which was started by mistake takes nobody's place. Incarnations are told apart, never
+compared: the clock they are drawn from may be set back. What another start means for ranks is judged by the journal
+(rule R8's fencing).
 """
 
 from __future__ import annotations
@@ -46,10 +49,10 @@ class Membership:
     def attach(self, connection: int, hello: AgentHello, time_ms: float) -> tuple[Machine | None, str]:
         """Takes a hello: (the machine, "") or (None, why it is turned away)."""
         known = self.machines.get(hello.machine_id)
-        if known is not None and hello.incarnation < known.incarnation:
+        if known is not None and known.attached and hello.incarnation != known.incarnation:
             return None, (
-                f"found incarnation {hello.incarnation} of machine {hello.machine_id}, expected at least "
-                f"{known.incarnation}: a newer agent runs there, end this one"
+                f"found another agent of machine {hello.machine_id} connected, expected one agent a machine; set "
+                "another TRAINMOVER_MACHINE for this one, or end the other"
             )
         if known is None:
             known = self._add(connection, hello, time_ms)
@@ -57,6 +60,7 @@ class Membership:
             if known.incarnation != hello.incarnation:
                 known.idle_since_ms = time_ms
             known.incarnation, known.connection = hello.incarnation, connection
+            known.rack, known.elastic = hello.rack, hello.elastic
             known.capacity, known.facts = hello.capacity, hello.facts
         known.ranks = {held.global_rank: held.generation for held in hello.ranks}
         return known, ""

@@ -60,10 +60,16 @@ class Talk:
         return self.feed(AgentSaid(connection=machine, message=message, time_ms=self.now_ms))
 
     def hello(
-        self, machine: int, *ranks: tuple[int, int], incarnation: int = 1, term: int = 0, memory: int = 100
+        self,
+        machine: int,
+        *ranks: tuple[int, int],
+        incarnation: int = 1,
+        term: int = 0,
+        memory: int = 100,
+        connection: int | None = None,
     ) -> list[ControllerAction]:
         return self.says(
-            machine,
+            machine if connection is None else connection,
             AgentHello(
                 machine_id=f"m{machine}",
                 incarnation=incarnation,
@@ -130,11 +136,11 @@ class Talk:
         return [a.message for a in self.last if isinstance(a, Answer) and isinstance(a.message, kind)]
 
 
-def running() -> Talk:
+def running(incarnation: int = 1) -> Talk:
     """A job that trains, with two elastic machines."""
     talk = Talk()
     for machine in range(4):
-        talk.hello(machine)
+        talk.hello(machine, incarnation=incarnation)
     for rank in range(2):
         talk.build(rank, rank, 1)
     return talk

@@ -178,5 +178,8 @@ def test_a_stop_ends_all_and_a_rejection_hangs_up_for_good() -> None:
     core = agent()
     obey(core, start())
     assert [type(action) for action in obey(core, StopJob(term=1, why="over"))] == [EndRank, EndRank]
-    (action,) = obey(core, Rejected(term=1, why="no"))
+    (action,) = obey(core, Rejected(term=1, why="not now", final=False))
+    assert isinstance(action, Hang)
+    assert not action.for_good
+    (action,) = obey(core, Rejected(term=1, why="no", final=True))
     assert action == Hang(why="no", for_good=True)

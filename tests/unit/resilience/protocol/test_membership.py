@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from megatron.resilience.protocol.facts import Capacity, Facts
 from megatron.resilience.protocol.membership import Membership
 from megatron.resilience.protocol.messages import AgentHello, HeldRank
@@ -45,15 +47,18 @@ def test_a_connection_is_looked_up_once() -> None:
     assert members.of(2) is None
 
 
-def test_older_starts_are_turned_away_and_newer_ones_are_idle_from_now() -> None:
+@pytest.mark.parametrize("other", [1, 3])
+def test_another_start_is_turned_away_until_the_connection_is_lost_and_idle_from_then(other: int) -> None:
     members = Membership()
     members.attach(1, hello(2), 0.0)
-    machine, why = members.attach(2, hello(1), 1.0)
+    machine, why = members.attach(2, hello(other), 1.0)
     assert machine is None
-    assert "found incarnation 1 of machine m1, expected at least 2" in why
+    assert "found another agent of machine m1 connected, expected one agent a machine" in why
     assert members.of(1) is not None
-    machine, why = members.attach(3, hello(3), 4.0)
+    members.lose(1, 2.0)
+    machine, why = members.attach(3, hello(other), 4.0)
     assert machine is not None
-    assert (why, machine.incarnation, machine.idle_since_ms, machine.capacity.memory_bytes) == ("", 3, 4.0, 3)
+    assert (why, machine.incarnation, machine.idle_since_ms) == ("", other, 4.0)
+    assert machine.capacity.memory_bytes == other
     assert members.get("m1") is machine
     assert members.get("m9") is None
