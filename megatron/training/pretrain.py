@@ -65,16 +65,14 @@ def pretrain(
         if joins:
             _succeed(argv, environment, providers)
         else:
-            _train(argv, plan, lines, environment, providers)
+            _train(plan, lines, environment, providers)
     except SettingsError as error:  # found only when joined, such as a checkpoint that changed under way
         return _refuse(error, environment)
     leave_job()
     return 0
 
 
-def _train(
-    argv: Sequence[str], plan: Plan, lines: Sequence[str], environment: Environment, providers: Providers
-) -> None:
+def _train(plan: Plan, lines: Sequence[str], environment: Environment, providers: Providers) -> None:
     watch = EndingWatch(plan.settings.run)
     with watch.watching():
         join_job(plan, environment)
@@ -98,7 +96,7 @@ def _train(
 
         switching.check_switchable(plan)
         parts = (watch, trainee, progress, reporter, checkpointer)
-        with _until_replaced(), switching.member(plan, argv, environment, *parts) as membership:
+        with _until_replaced(), switching.member(plan, environment, *parts) as membership:
             _run(plan, loop, progress, membership, trainee, reporter)
 
 
@@ -116,7 +114,7 @@ def _succeed(argv: Sequence[str], environment: Environment, providers: Providers
         )
         inventory = ReadyInventory(inventory=joiner.inventory, prepare=lambda: loop.prepare(joiner.progress))
         own = (joiner.watch, inventory, joiner.handover)
-        with _until_replaced(), switching.successor(joiner.plan, argv, environment, *own) as membership:
+        with _until_replaced(), switching.successor(joiner.plan, environment, *own) as membership:
             _run(joiner.plan, loop, joiner.progress, membership, joiner.trainee, joiner.reporter)
 
 

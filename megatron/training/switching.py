@@ -5,10 +5,11 @@ Called by `pretrain()` where an agent is there; without one nothing of this is i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from megatron.resilience.protocol.facts import Facts
 from megatron.resilience.state.inventory import Inventory, take_inventory
 from megatron.resilience.worker.agent_link import AgentLink, LinkIdentity
 from megatron.resilience.worker.facts import local_facts
@@ -25,6 +26,7 @@ from megatron.training.layout import Plan
 from megatron.training.membership import SwitchedMembership
 from megatron.training.model_setup import Trainee
 from megatron.training.reporting import Reporter
+from megatron.training.run_facts import data_facts, script_fact, setting_facts
 from megatron.training.vote_group import VoteGroup
 from trainmover_ext.settings import read_settings
 
@@ -46,7 +48,6 @@ def check_switchable(plan: Plan) -> None:
 @contextmanager
 def member(
     plan: Plan,
-    argv: Sequence[str],
     environment: Environment,
     watch: EndingWatch,
     trainee: Trainee,
@@ -61,14 +62,13 @@ def member(
     )
     inventory = take_inventory(trainee, bookkeeping)
     with _worker(plan, environment, inventory, handover) as worker:
-        worker.start(local_facts(model_configuration=" ".join(argv)))
+        worker.start(_facts(plan))
         yield SwitchedMembership(watch, worker, handover.meter)
 
 
 @contextmanager
 def successor(
     plan: Plan,
-    argv: Sequence[str],
     environment: Environment,
     watch: EndingWatch,
     inventory: ReadyInventory,
@@ -79,8 +79,13 @@ def successor(
     Raises SlotMoved when the switch that it was started for is off.
     """
     with _worker(plan, environment, inventory, handover) as worker:
-        worker.join(local_facts(model_configuration=" ".join(argv)))
+        worker.join(_facts(plan))
         yield SwitchedMembership(watch, worker, handover.meter)
+
+
+def _facts(plan: Plan) -> Facts:
+    settings, digest = setting_facts(plan)
+    return local_facts(settings=settings, model_digest=digest, data=data_facts(plan), script=script_fact())
 
 
 @contextmanager

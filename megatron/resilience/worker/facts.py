@@ -1,20 +1,27 @@
 """What of this process must equal the job's, or a joiner would change bits. Told in a rank's hello.
 
-Source of the facts: torch's own report of its CPU kernels and math library. Called by `rank_worker`'s maker.
+Source of the facts: torch's own report of its CPU kernels and math library; the trainer's of what it trains. Called by
+`rank_worker`'s maker.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+from collections.abc import Sequence
 
 import torch
 
 from megatron.resilience.protocol.facts import Facts
 
+TEXT_CHARACTERS_MAX = 8192
+"""Of one fact; what is beyond it counts by its digest."""
 
-def local_facts(*, model_configuration: str) -> Facts:
-    """The facts of this process; `model_configuration` is any text that is equal only if training is."""
+
+def local_facts(*, settings: Sequence[str], model_digest: str, data: Sequence[str], script: str) -> Facts:
+    """The facts of this process. What it trains is told by the trainer: `model_digest` is equal only if training is,
+    `settings` say why it is not; `data` and `script` have a digest in each line.
+    """
     return Facts(
         torch=str(torch.__version__),
         megatron_core=importlib.metadata.version("megatron-core"),
@@ -22,6 +29,27 @@ def local_facts(*, model_configuration: str) -> Facts:
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         threads=str(torch.get_num_threads()),
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        math_library=hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:16],
-        model_digest=hashlib.sha256(model_configuration.encode()).hexdigest(),
+        math_library=bounded(_math_library()),
+        model_digest=model_digest,
+        settings=bounded(settings),
+        data=bounded(data),
+        script=script,
     )
+
+
+def bounded(lines: Sequence[str]) -> str:
+    """`lines` as the text of a fact; those that are too many are its last line, a digest."""
+    kept, room = list[str](), TEXT_CHARACTERS_MAX
+    for number, line in enumerate(lines):
+        room -= len(line) + 1
+        if room < 0:
+            rest = "\n".join(lines[number:])
+            return "\n".join([*kept, f"{len(lines) - number} others={hashlib.sha256(rest.encode()).hexdigest()[:16]}"])
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def _math_library() -> list[str]:
+    """Each library and each setting of the build that torch names, by itself."""
+    lines = (line.strip(" -") for line in torch.__config__.show().splitlines())
+    return [part.strip(" ,") for line in lines for part in line.split(", ") if part.strip(" ,")]
