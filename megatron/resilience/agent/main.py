@@ -26,7 +26,7 @@ from megatron.resilience.agent.environment import (
     install_environment,
 )
 from megatron.resilience.agent.lifecycle import Limits
-from megatron.resilience.agent.machine_facts import machine_facts, memory_bytes_of
+from megatron.resilience.agent.machine_facts import machine_facts, memory_bytes_of, steering_variables
 from megatron.resilience.agent.rank_start import StartMode
 from megatron.resilience.agent.spawner import split_at_script
 from megatron.resilience.cli.tls_flags import add_tls_flags, tls_files
@@ -60,7 +60,10 @@ def main(argv: Sequence[str]) -> int:
             memory_bytes=options.capacity_bytes or memory_bytes_of(_read("/proc/meminfo")),
         ),
         facts=machine_facts(
-            cpu_capability=settings.cpu_capability, threads=settings.threads, cpu_text=_read("/proc/cpuinfo")
+            cpu_capability=settings.cpu_capability,
+            threads=settings.threads,
+            cpu_text=_read("/proc/cpuinfo"),
+            variables=steering_variables(inherited_environment()),
         ),
     )
     return asyncio.run(Agent(_config(options, script, settings), core).run())

@@ -20,11 +20,17 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trainmover: str = ""
     cpu_capability: str = ""
     """As torch names it, e.g. AVX2."""
+    processor: str = ""
+    """Vendor, family, model, name, and extensions that libraries choose kernels by: not compared, shown."""
     threads: str = ""
     """Threads of one rank's arithmetic."""
     gpu: str = ""
     math_library: str = ""
     """How torch was built and with which libraries, one property a line."""
+    variables: str = ""
+    """Of the environment, those that steer arithmetic, one a line; `none` if there are none."""
+    arithmetic: str = ""
+    """Digests of small calculations, one a line; told by ranks."""
     model_digest: str = ""
     """Of the resolved configuration of model, optimizer, layout and data; told by ranks."""
     settings: str = ""
@@ -50,6 +56,8 @@ NAMES = {
     "threads": "number of threads",
     "gpu": "GPU",
     "math_library": "math library",
+    "variables": "variables of the environment",
+    "arithmetic": "arithmetic",
     "model_digest": "model configuration",
     "data": "data",
     "script": "script",
@@ -67,6 +75,8 @@ _ADVICE = {
     "threads": "set OMP_NUM_THREADS there to the job's",
     "gpu": "take a machine with such a GPU",
     "math_library": "install the job's build of torch there",
+    "variables": "start its agent with the job's",
+    "arithmetic": "take a machine with such a processor, or start the job with variables that make all compute alike",
     "model_digest": "start its agent with the job's command line and files",
     "data": "copy the job's files there",
     "script": "copy the job's script there, as it was when the job began",
@@ -81,13 +91,22 @@ def differences(found: Facts, expected: Facts) -> tuple[str, ...]:
         if ours and theirs and ours != theirs:
             shown = _SHOWN_BY.get(field, field)
             contrast = contrast_of(getattr(found, shown), getattr(expected, shown)) or contrast_of(ours, theirs)
-            texts.append(f"{name}: {contrast} ({_ADVICE[field]})")
+            texts.append(f"{name}: {contrast} ({_ADVICE[field]}{_processors(field, found, expected)})")
     return tuple(texts)
+
+
+def _processors(field: str, found: Facts, expected: Facts) -> str:
+    """Two models of processor may well compute alike, so that alone is no difference; where they do not, it is told."""
+    if field not in ("cpu_capability", "arithmetic") or not (found.processor and expected.processor):
+        return ""
+    if found.processor == expected.processor:
+        return f"; both have the processor {found.processor}"
+    return f"; its processor is {found.processor}, the job's {expected.processor}"
 
 
 def contrast_of(found: str, expected: str) -> str:
     """`found X, the job runs Y`: the first lines that differ, by name where a line is `name=value`. Empty if none."""
-    ours, theirs = found.splitlines(), expected.splitlines()
+    ours, theirs = _lines(found), _lines(expected)
     only_ours = [line for line in ours if line not in set(theirs)]
     only_theirs = [line for line in theirs if line not in set(ours)]
     if not only_ours and not only_theirs:
@@ -98,13 +117,17 @@ def contrast_of(found: str, expected: str) -> str:
     return f"found {mine}, the job runs {other}{more}"
 
 
+def _lines(text: str) -> list[str]:
+    return [] if text == "none" else text.splitlines()
+
+
 def _name(line: str) -> str:
     """Lines without a name are alike: the first of one side is shown with the first of the other."""
     return line.partition("=")[0] if "=" in line else ""
 
 
 def _of(name: str, lines: list[str]) -> str:
-    return next((line for line in lines if _name(line) == name), f"no {name}" if name else "nothing there")
+    return next((line for line in lines if _name(line) == name), f"no {name}" if name else "none")
 
 
 def _cut(first: str, second: str) -> tuple[str, str]:

@@ -9,10 +9,14 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
+from megatron.resilience.agent.environment import inherited_environment
+from megatron.resilience.agent.machine_facts import processor_of, steering_variables
 from megatron.resilience.protocol.facts import Facts
+from megatron.resilience.worker.arithmetic import arithmetic_lines
 
 TEXT_CHARACTERS_MAX = 8192
 """Of one fact; what is beyond it counts by its digest."""
@@ -27,9 +31,12 @@ def local_facts(*, settings: Sequence[str], model_digest: str, data: Sequence[st
         megatron_core=importlib.metadata.version("megatron-core"),
         trainmover=importlib.metadata.version("trainmover"),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        processor=processor_of(Path("/proc/cpuinfo").read_text(errors="replace")),
         threads=str(torch.get_num_threads()),
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         math_library=bounded(_math_library()),
+        variables=steering_variables(inherited_environment()),
+        arithmetic="\n".join(_arithmetic()),
         model_digest=model_digest,
         settings=bounded(settings),
         data=bounded(data),
@@ -47,6 +54,14 @@ def bounded(lines: Sequence[str]) -> str:
             return "\n".join([*kept, f"{len(lines) - number} others={hashlib.sha256(rest.encode()).hexdigest()[:16]}"])
         kept.append(line)
     return "\n".join(kept)
+
+
+def _arithmetic() -> list[str]:
+    """Of the processor, which computes something of every training, and of the GPU if there is one."""
+    lines = [f"CPU {line}" for line in arithmetic_lines(torch.device("cpu"))]
+    if torch.cuda.is_available():
+        lines += [f"GPU {line}" for line in arithmetic_lines(torch.device("cuda", torch.cuda.current_device()))]
+    return lines
 
 
 def _math_library() -> list[str]:

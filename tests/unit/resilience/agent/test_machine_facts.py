@@ -8,7 +8,13 @@ import sys
 
 import pytest
 
-from megatron.resilience.agent.machine_facts import capability_of, machine_facts, memory_bytes_of
+from megatron.resilience.agent.machine_facts import (
+    capability_of,
+    machine_facts,
+    memory_bytes_of,
+    processor_of,
+    steering_variables,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,13 +43,32 @@ def test_capability_is_what_torch_itself_says_here() -> None:
 
 
 def test_user_may_tell_torch_to_use_less() -> None:
-    facts = machine_facts(cpu_capability="avx2", threads="1", cpu_text="flags : avx2 fma avx512f")
-    assert (facts.cpu_capability, facts.threads) == ("AVX2", "1")
+    facts = machine_facts(cpu_capability="avx2", threads="1", cpu_text="flags : avx2 fma avx512f", variables="none")
+    assert (facts.cpu_capability, facts.threads, facts.variables) == ("AVX2", "1", "none")
     assert facts.torch == importlib.metadata.version("torch")
     assert facts.megatron_core == importlib.metadata.version("megatron-core")
-    assert machine_facts(cpu_capability="?", threads="", cpu_text="").cpu_capability == ""
+    assert machine_facts(cpu_capability="?", threads="", cpu_text="", variables="").cpu_capability == ""
 
 
 def test_memory_is_read_from_meminfo() -> None:
     assert memory_bytes_of("MemTotal:       16 kB\nMemFree: 1 kB\n") == 16 * 1024
     assert memory_bytes_of("nothing") == 0
+
+
+def test_variables_that_steer_arithmetic_are_told_and_no_others() -> None:
+    others = {"PATH": "/bin", "MKL_VERBOSE": "1", "OMP_NUM_THREADS": "4", "NVTE_FLASH_ATTN": "1"}
+    steering = {"ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "avx2"}
+    expected = "ATEN_CPU_CAPABILITY=avx2\nMKL_CBWR=COMPATIBLE\nONEDNN_MAX_CPU_ISA=AVX2"
+    assert steering_variables({**others, **steering}) == expected
+    assert steering_variables({"PATH": "/bin"}) == "none"
+
+
+def test_processor_is_one_line_with_the_extensions_that_matter() -> None:
+    text = (
+        "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Xeon\n"
+        "flags\t\t: fpu avx2 avx512f amx_tile amx_bf16\n"
+    )
+    assert processor_of(f"{text}\n{text.replace('143', '1')}") == (
+        "Xeon (GenuineIntel family 6 model 143: avx2 avx512f amx_tile amx_bf16)"
+    )
+    assert processor_of("") == ""

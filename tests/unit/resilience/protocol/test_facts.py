@@ -8,7 +8,7 @@ import pytest
 from megatron.resilience.protocol.facts import NAMES, SHOWN_CHARACTERS_MAX, Facts, contrast_of, differences
 
 JOB = Facts(**dict.fromkeys(Facts.__struct_fields__, "x"))
-SHOWN_ONLY = {"settings"}
+SHOWN_ONLY = {"settings", "processor"}
 
 
 @pytest.mark.parametrize("name", Facts.__struct_fields__)
@@ -44,7 +44,8 @@ def test_another_model_is_told_by_the_first_setting_that_differs() -> None:
         ("a=1", "a=1\nb=3", "found no b, the job runs b=3"),
         ("a=1\nb=3", "a=1", "found b=3, the job runs no b"),
         ("MKL 1\nb=2", "MKL 2\nb=2", "found MKL 1, the job runs MKL 2"),
-        ("MKL 1", "MKL 1\nMKL 2", "found nothing there, the job runs MKL 2"),
+        ("none", "H200", "found none, the job runs H200"),
+        ("MKL 1", "MKL 1\nMKL 2", "found none, the job runs MKL 2"),
         ("a=1\nb=2", "b=2\na=1", "found the same in another order"),
         ("a=1\nb=2", "a=1\nb=2", ""),
     ],
@@ -60,3 +61,23 @@ def test_long_lines_are_shown_from_where_they_differ() -> None:
     assert told.startswith("found ...-Wword150 -Wword151")
     assert ", the job runs ...-mavx512f -Wword150" in told
     assert len(told) < 2 * SHOWN_CHARACTERS_MAX + 50
+
+
+def test_another_processor_is_told_only_where_it_computes_otherwise() -> None:
+    job = Facts(processor="Xeon", arithmetic="CPU product=1\nCPU exp=2", cpu_capability="AVX512")
+    other = msgspec.structs.replace(job, processor="EPYC")
+    assert differences(other, job) == ()
+    (told,) = differences(msgspec.structs.replace(other, arithmetic="CPU product=3\nCPU exp=2"), job)
+    assert told.startswith("arithmetic: found CPU product=3, the job runs CPU product=1 (")
+    assert told.endswith("; its processor is EPYC, the job's Xeon)")
+    (told,) = differences(msgspec.structs.replace(job, arithmetic="CPU product=3"), job)
+    assert told.endswith("; both have the processor Xeon)")
+    (told,) = differences(msgspec.structs.replace(other, cpu_capability="AVX2"), job)
+    assert told.endswith("; its processor is EPYC, the job's Xeon)")
+
+
+def test_a_variable_that_one_side_lacks_is_named() -> None:
+    (told,) = differences(Facts(variables="none"), Facts(variables="MKL_CBWR=AVX2"))
+    assert told.startswith("variables of the environment: found no MKL_CBWR, the job runs MKL_CBWR=AVX2 (")
+    (told,) = differences(Facts(variables="MKL_CBWR=AVX2"), Facts(variables="none"))
+    assert told.startswith("variables of the environment: found MKL_CBWR=AVX2, the job runs no MKL_CBWR (")

@@ -60,3 +60,18 @@ def test_a_fact_of_many_lines_is_bounded_and_what_is_left_out_counts() -> None:
     assert text.splitlines()[:100] == lines[:100]
     assert bounded([*lines[:-1], "another"]) != text
     assert bounded(lines[:3]) == "\n".join(lines[:3])
+
+
+def test_variables_of_the_process_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = facts()
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    (told,) = differences(facts(), ours)
+    assert told.startswith("variables of the environment: found MKL_CBWR=COMPATIBLE, ")
+
+
+def test_another_result_of_a_small_calculation_is_another_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, softmax = facts(), torch.softmax
+    monkeypatch.setattr(torch, "softmax", lambda values, dim: softmax(values, dim) * 2)
+    (told,) = differences(facts(), ours)
+    assert told.startswith("arithmetic: found CPU float32 softmax=")
+    assert "both have the processor" in told
