@@ -146,6 +146,7 @@ def test_replacing_machines_changes_no_bit(case: Case, tmp_path: Path) -> None:
         assert incident["iterations_lost"] == 0
         assert FIRST <= incident["boundary"] <= case.iterations
         assert incident["bytes_moved"] > 0
+        assert incident["downtime_ms"] is not None, "also where every rank is new"
     boundaries = [incident["boundary"] for incident in incidents]
     assert boundaries == sorted(set(boundaries))
 

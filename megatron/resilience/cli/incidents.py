@@ -15,7 +15,7 @@ from megatron.resilience.cli.user import find_client, find_directory, user_parse
 from megatron.resilience.controller.client import ClientError, ControllerClient
 from megatron.resilience.controller.directory import ResilienceDirectory
 from megatron.resilience.controller.store import StoreError, read_entries
-from megatron.resilience.protocol.incidents import Incident
+from megatron.resilience.protocol.incidents import Incident, milliseconds
 from megatron.resilience.protocol.journal import JournalError, Ledger, decode_entry
 from megatron.resilience.protocol.messages import AskIncidents, IncidentsAnswer
 
@@ -82,8 +82,8 @@ def table(incidents: Sequence[Incident]) -> Any:
             outcome,
             moves,
             str(incident.boundary) if incident.boundary >= 0 else "-",
-            f"{incident.downtime_ms:.1f} ms" if happened else "-",
-            f"{incident.lost_ms:.1f} ms" if happened else "-",
+            milliseconds(incident.downtime_ms) if happened else "-",
+            milliseconds(incident.lost_ms) if happened else "-",
             f"{incident.links_replaced} replaced, {incident.links_kept} kept" if happened else "-",
             bytes_text(incident.bytes_moved) if happened else "-",
             ", ".join(f"{phase.name} {phase.duration_ms:.0f} ms" for phase in incident.phases),

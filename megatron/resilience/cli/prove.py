@@ -17,6 +17,7 @@ from megatron.resilience.cli.usage import FlagParser, UsageError
 from megatron.resilience.proof.planned import Outcome, ProofSpec, Verdict, prove
 from megatron.resilience.proof.schedule import parse_moves
 from megatron.resilience.proof.window import window_flags
+from megatron.resilience.protocol.incidents import milliseconds
 
 _KINDS = ("planned",)
 
@@ -143,7 +144,7 @@ def text(verdict: Verdict, folder: Path) -> str:
     if verdict.outcome is Outcome.EQUAL:
         moved = ", ".join(
             f"slot {'+'.join(map(str, incident['slots']))} at iteration {incident['boundary']} "
-            f"({incident['downtime_ms']:.1f} ms down)"
+            f"(downtime {milliseconds(incident['downtime_ms'])})"
             for incident in verdict.incidents
         )
         return (

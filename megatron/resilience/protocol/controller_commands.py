@@ -5,7 +5,7 @@ failed one, an answer to everyone who waits. A part of the controller's core.
 from __future__ import annotations
 
 from megatron.resilience.protocol.controller_words import Answer, Desk
-from megatron.resilience.protocol.incidents import Cost, Incident, with_costs
+from megatron.resilience.protocol.incidents import Cost, Incident, milliseconds, with_costs
 from megatron.resilience.protocol.journal import (
     Command,
     CommandEnded,
@@ -170,7 +170,7 @@ class Commands:
         done = incident_of(switch, outcome="done", end_ms=desk.now_ms, boundary=boundary)
         incident = with_costs(done, costs)
         desk.journal(SwitchMeasured(time_ms=desk.now_ms, generation=drive.generation, incident=incident))
-        desk.record("END", f"g{drive.generation}", "done", f"downtime {incident.downtime_ms:.1f} ms")
+        desk.record("END", f"g{drive.generation}", "done", f"downtime {milliseconds(incident.downtime_ms)}")
         self.drive = None
         if desk.ledger.command(drive.command_id) is not None:
             self._end(drive.command_id, ok=True, text=_told(incident))
@@ -256,5 +256,4 @@ def _told(incident: Incident) -> str:
     """The line that ends a migration."""
     moves = zip(incident.slots, incident.leavers, incident.joiners, strict=True)
     moved = ", ".join(f"slot {slot} from {leaver} to {joiner}" for slot, leaver, joiner in moves)
-    cost = f"downtime {incident.downtime_ms:.1f} ms" if incident.ranks_measured else "downtime not measured"
-    return f"{moved} at iteration {incident.boundary}, {cost}"
+    return f"{moved} at iteration {incident.boundary}, downtime {milliseconds(incident.downtime_ms)}"

@@ -42,8 +42,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     boundary: int = -1
     """Iteration at whose top the switch happened; -1 if there was none."""
     phases: tuple[Phase, ...] = ()
-    downtime_ms: float = 0.0
-    lost_ms: float = 0.0
+    downtime_ms: float | None = None
+    """None, as `lost_ms`: no rank could measure it."""
+    lost_ms: float | None = None
     iterations_lost: int = 0
     links_kept: int = 0
     links_replaced: int = 0
@@ -97,8 +98,8 @@ def with_costs(incident: Incident, costs: Iterable[Cost]) -> Incident:
         return incident
     return msgspec.structs.replace(
         incident,
-        downtime_ms=max((cost.downtime_ms for cost in known if cost.downtime_ms is not None), default=0.0),
-        lost_ms=max((cost.lost_ms for cost in known if cost.lost_ms is not None), default=0.0),
+        downtime_ms=max((cost.downtime_ms for cost in known if cost.downtime_ms is not None), default=None),
+        lost_ms=max((cost.lost_ms for cost in known if cost.lost_ms is not None), default=None),
         links_kept=sum(cost.links_kept for cost in known),
         links_replaced=sum(cost.links_replaced for cost in known),
         bytes_moved=sum(cost.bytes_moved for cost in known),
@@ -106,3 +107,8 @@ def with_costs(incident: Incident, costs: Iterable[Cost]) -> Incident:
         memory_after_bytes=max(cost.memory_after_bytes for cost in known),
         ranks_measured=len(known),
     )
+
+
+def milliseconds(value: float | None) -> str:
+    """A downtime or lost time, for people."""
+    return "not measured" if value is None else f"{value:.1f} ms"

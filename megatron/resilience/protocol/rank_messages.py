@@ -210,7 +210,7 @@ class Measured(Message, frozen=True, kw_only=True):
     generation: int
     boundary: int
     downtime_ms: float | None = None
-    """None: this process was not there before the switch, or is not after it."""
+    """None, as `lost_ms`: no iteration before the switch is known, to compare with."""
     lost_ms: float | None = None
     median_iteration_ms: float
     links_kept: int = 0

@@ -97,7 +97,7 @@ class StateServer:
             layout=state.layout_digest(),
             chunks=chunks_of(state.memory(), self._limits.chunk_bytes),
             chunk_bytes=self._limits.chunk_bytes,
-            small=state.capture(),
+            capture=state.capture,
         )
         self._furthest_s = self._clock()
         self._run(self._is_given, patience)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from megatron.resilience.state.checksum import checksum
@@ -42,8 +42,17 @@ class Cargo:
     layout: bytes
     chunks: Sequence[memoryview] = ()
     chunk_bytes: int = 0
-    small: bytes = b""
+    capture: Callable[[], bytes] = bytes
+    """Gives the small state. Called once, when all chunks have gone: the ages in it are young when they arrive."""
     checksums: list[int] = field(default_factory=list)
+    _small: list[bytes] = field(default_factory=list)
+
+    @property
+    def small(self) -> bytes:
+        """What `capture` gave when it was first asked for."""
+        if not self._small:
+            self._small.append(self.capture())
+        return self._small[0]
 
     @property
     def total_bytes(self) -> int:

@@ -14,13 +14,12 @@ from megatron.resilience.worker.meter import Meter
 
 
 class Costs:
-    """`memory_bytes()`: what tensors and links of this rank hold now. `is_new`: it was started for this very switch,
-    and so has no time before it to compare with.
+    """`memory_bytes()`: what tensors and links of this rank hold now. `meter`: of its iterations; where it joins, of
+    those of the rank before it too.
     """
 
-    def __init__(self, memory_bytes: Callable[[], int], meter: Meter, *, is_new: bool) -> None:
+    def __init__(self, memory_bytes: Callable[[], int], meter: Meter) -> None:
         self._memory_bytes = memory_bytes
-        self._is_new = is_new
         self._meter = meter
         self._memory_before = 0
         self._arrived_s = time.monotonic()
@@ -70,8 +69,8 @@ class Costs:
         measured = Measured(
             generation=cost.generation,
             boundary=cost.boundary,
-            downtime_ms=None if self._is_new else cost.downtime_ms,
-            lost_ms=None if self._is_new else cost.lost_ms,
+            downtime_ms=cost.downtime_ms,
+            lost_ms=cost.lost_ms,
             median_iteration_ms=cost.median_iteration_ms,
             links_kept=self.links[0],
             links_replaced=self.links[1],
@@ -80,7 +79,6 @@ class Costs:
             memory_after_bytes=self._memory_bytes(),
             phases=dict(self._phases),
         )
-        self._is_new = False
         self._forget()
         return measured
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MEDIAN_OVER = 20
 _KEPT = 4096
@@ -23,8 +24,9 @@ class SwitchCost:
 
     generation: int
     boundary: int
-    downtime_ms: float
-    lost_ms: float
+    downtime_ms: float | None
+    """None, as `lost_ms`: no iteration before it is known, to compare with."""
+    lost_ms: float | None
     median_iteration_ms: float
 
 
@@ -64,8 +66,12 @@ class Meter:
         self._paused_s += duration_s
 
     def arrive(self, iteration: int, now_s: float) -> SwitchCost | None:
-        """The rank stands at the top of `iteration`; the cost, if the iteration before it began with a switch."""
-        self._arrivals.append(_Arrival(iteration, now_s, now_s - self._paused_s))
+        """The rank stands at the top of `iteration`; the cost, if the iteration before it began with a switch.
+
+        Where it joins, the rank whose place it takes has stood before it: the first arrival counts.
+        """
+        if not self._arrivals or self._arrivals[-1].iteration < iteration:
+            self._arrivals.append(_Arrival(iteration, now_s, now_s - self._paused_s))
         if self._switch is None or iteration <= self._switch[1]:
             return None
         cost = self._cost(*self._switch)
@@ -79,6 +85,23 @@ class Meter:
         taken = [ms for iteration, ms in durations if before is None or iteration < before]
         return statistics.median(taken[-MEDIAN_OVER:]) if taken else 0.0
 
+    def capture(self, now_s: float) -> dict[str, Any]:
+        """For the rank that takes this one's place at a boundary: arrivals that its cost is made of, by their ages."""
+        arrivals = list(self._arrivals)
+        began_at = self._began_at if self._began_at is not None else arrivals[-1].iteration if arrivals else 0
+        before = [place for place, arrival in enumerate(arrivals) if arrival.iteration < began_at]
+        first = max(0, len(before) - MEDIAN_OVER)
+        trained_s = now_s - self._paused_s
+        ages = [[one.iteration, now_s - one.at_s, trained_s - one.trained_s] for one in arrivals[first:]]
+        return {"began_at": began_at, "arrivals": ages}
+
+    def restore(self, values: Mapping[str, Any], now_s: float) -> None:
+        """Takes over what another rank captured; its clock began elsewhere, so times are told by how long ago."""
+        trained_s = now_s - self._paused_s
+        taken = [_Arrival(number, now_s - age_s, trained_s - old_s) for number, age_s, old_s in values["arrivals"]]
+        self._arrivals = deque(taken, maxlen=_KEPT)
+        self._began_at = values["began_at"] if taken else None
+
     def _durations(self, newest: int | None = None) -> list[tuple[int, float]]:
         first = 0 if newest is None else max(0, len(self._arrivals) - newest - 1)
         arrivals = [self._arrivals[place] for place in range(first, len(self._arrivals))]
@@ -91,10 +114,11 @@ class Meter:
         began_at = boundary if self._began_at is None else min(self._began_at, boundary)
         median_ms = self.median_ms(before=began_at) or self.median_ms(before=boundary)
         durations = self._durations()
+        over = [(iteration, ms - median_ms) for iteration, ms in durations if began_at <= iteration <= boundary]
         return SwitchCost(
             generation=generation,
             boundary=boundary,
-            downtime_ms=sum(ms - median_ms for iteration, ms in durations if iteration == boundary),
-            lost_ms=sum(ms - median_ms for iteration, ms in durations if began_at <= iteration <= boundary),
+            downtime_ms=sum(ms for iteration, ms in over if iteration == boundary) if median_ms else None,
+            lost_ms=sum(ms for _, ms in over) if median_ms else None,
             median_iteration_ms=median_ms,
         )

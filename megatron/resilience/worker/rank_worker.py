@@ -78,7 +78,7 @@ class RankWorker:
         self._core = RankCore(place.global_rank, generation=place.generation)
         self._lock = threading.RLock()
         """Of the core and of what it asks for: `hear` comes in between."""
-        self._costs = Costs(self._memory_bytes, handover.meter, is_new=place.generation is not None)
+        self._costs = Costs(self._memory_bytes, handover.meter)
         self._joined_now = False
         self._events: Events = queue.SimpleQueue()
         self._deadline: tuple[int, float] | None = None

@@ -13,12 +13,25 @@ from tests.unit.resilience.cli.test_migrate import INCIDENT
 
 def test_each_incident_is_a_row_and_an_aborted_one_has_no_cost() -> None:
     aborted = msgspec.structs.replace(INCIDENT, incident_id="g3", outcome="aborted", why="it died", boundary=-1)
+    unmeasured = msgspec.structs.replace(INCIDENT, incident_id="g4", downtime_ms=None, lost_ms=None)
     out = io.StringIO()
-    Console(file=out, width=400).print(table([INCIDENT, aborted]))
+    Console(file=out, width=400).print(table([INCIDENT, unmeasured, aborted]))
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.getvalue().splitlines() if "│ g" in line]
     phases = "start joiner 812 ms, hand over 120 ms, first iteration 310 ms"
     move = "slot 1: machine-1 -> machine-4"
     assert rows == [
-        ["g2", "migration", "done", move, "41", "12.3 ms", "0.0 ms", "12 replaced, 30 kept", "4.2 MB", phases],
+        ["g2", "migration", "done", move, "41", "12.3 ms", "-4.0 ms", "12 replaced, 30 kept", "4.2 MB", phases],
+        [
+            "g4",
+            "migration",
+            "done",
+            move,
+            "41",
+            "not measured",
+            "not measured",
+            "12 replaced, 30 kept",
+            "4.2 MB",
+            phases,
+        ],
         ["g3", "migration", "aborted: it died", move, "-", "-", "-", "-", "-", phases],
     ]

@@ -24,6 +24,7 @@ INCIDENT = Incident(
         Phase(name="first iteration", start_ms=932.4, duration_ms=310.0, overlapped=False),
     ),
     downtime_ms=12.3,
+    lost_ms=-4.0,
     links_kept=30,
     links_replaced=12,
     bytes_moved=4_200_000,

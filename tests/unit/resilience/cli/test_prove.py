@@ -120,7 +120,7 @@ def test_a_folder_that_holds_anything_is_refused(proves: Proves, tmp_path: Path)
 @pytest.mark.parametrize(
     ("verdict", "code", "words"),
     [
-        (EQUAL, 0, "to the last bit. Moved: slot 0+2 at iteration 31 (12.3 ms down)."),
+        (EQUAL, 0, "to the last bit. Moved: slot 0+2 at iteration 31 (downtime 12.3 ms)."),
         (
             DIFFERENT,
             1,

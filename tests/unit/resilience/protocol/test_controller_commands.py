@@ -24,12 +24,13 @@ from megatron.resilience.protocol.messages import (
 from tests.unit.resilience.protocol.controller_talk import Talk, going, running
 
 
-def finish(talk: Talk, generation: int = 2) -> None:
+def finish(talk: Talk, generation: int = 2, downtimes_ms: tuple[float | None, ...] = (3.0, 5.0)) -> None:
     talk.report(1, 1, AtBoundary(generation=generation))
     talk.report(1, 1, Left(generation=generation, boundary=9))
     talk.report(2, 1, Running(generation=generation, iteration=9), started=generation)
     talk.heard(0, 2)
-    for machine, rank, started, downtime_ms in ((0, 0, 1, 3.0), (2, 1, generation, 5.0)):
+    places = ((0, 0, 1), (2, 1, generation))
+    for (machine, rank, started), downtime_ms in zip(places, downtimes_ms, strict=True):
         measured = Measured(
             generation=generation,
             boundary=9,
@@ -55,6 +56,15 @@ def test_a_migration_is_told_from_beginning_to_end() -> None:
         "tell all machines", "measure",
     ]  # fmt: skip
     assert [phase.name for phase in done.incident.phases if not phase.overlapped] == ["hand over", "first iteration"]
+
+
+def test_a_downtime_that_nobody_could_measure_is_not_told_as_none_at_all() -> None:
+    talk = going()
+    finish(talk, downtimes_ms=(None, None))
+    (done,) = talk.answers(Finished)
+    assert done.text == "slot 1 from m1 to m2 at iteration 9, downtime not measured"
+    assert done.incident is not None
+    assert (done.incident.downtime_ms, done.incident.links_replaced) == (None, 2)
 
 
 def test_costs_are_not_waited_for_too_long() -> None:

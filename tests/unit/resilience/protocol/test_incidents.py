@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron.resilience.protocol.incidents import Cost, Incident, with_costs
+from megatron.resilience.protocol.incidents import Cost, Incident, milliseconds, with_costs
 
 INCIDENT = Incident(
     incident_id="g2",
@@ -17,10 +17,10 @@ INCIDENT = Incident(
 )
 
 
-def cost(downtime_ms: float, links: int) -> Cost:
+def cost(downtime_ms: float | None, links: int) -> Cost:
     return Cost(
         downtime_ms=downtime_ms,
-        lost_ms=downtime_ms + 1,
+        lost_ms=None if downtime_ms is None else downtime_ms + 1,
         links_kept=links,
         links_replaced=1,
         bytes_moved=10,
@@ -39,3 +39,10 @@ def test_the_slowest_rank_counts_and_links_add_up() -> None:
 def test_nothing_is_clamped_and_nothing_made_up() -> None:
     assert with_costs(INCIDENT, [cost(-2.0, 0)]).downtime_ms == -2.0
     assert with_costs(INCIDENT, []) is INCIDENT
+    alone = with_costs(INCIDENT, [cost(None, 3)])
+    assert (alone.downtime_ms, alone.lost_ms, alone.links_kept) == (None, None, 3)
+    assert with_costs(INCIDENT, [cost(None, 0), cost(-2.0, 0)]).downtime_ms == -2.0
+
+
+def test_what_nobody_measured_is_not_called_nothing() -> None:
+    assert [milliseconds(value) for value in (0.0, -2.04, None)] == ["0.0 ms", "-2.0 ms", "not measured"]

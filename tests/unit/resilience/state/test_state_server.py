@@ -10,7 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from megatron.resilience.state.errors import TransferCancelled, TransferError, TransferRefused, TransferTimeout
+from megatron.resilience.state.errors import (
+    LeaverStays,
+    StateError,
+    TransferCancelled,
+    TransferError,
+    TransferRefused,
+    TransferTimeout,
+)
 from megatron.resilience.state.state_client import StateClient
 from megatron.resilience.state.state_server import StateServer
 from megatron.resilience.state.transfer import TransferIdentity, Verdict, split_address
@@ -45,6 +52,39 @@ def test_state_and_verdict_arrive(server: StateServer, verdict: Verdict) -> None
     assert server.send_verdict(verdict)
     assert joiner.result() is verdict
     assert taken == given
+
+
+def test_the_small_state_is_taken_when_the_chunks_have_gone_and_only_once(server: StateServer) -> None:
+    taken = Memory((32 << 20,), filled=False)  # more than sockets hold
+
+    class Aged(Memory):
+        asked = 0
+
+        def capture(self) -> bytes:
+            self.asked += 1
+            return b"there" if any(taken.parts[0][:64]) else b"nothing there yet"
+
+    given = Aged((32 << 20,), filled=True)
+    address = server.listen()
+    joiner = Elsewhere(lambda: take_all(address, taken))
+    server.send_state(given)
+    assert server.send_verdict(Verdict.LEAVE)
+    joiner.result()
+    assert (taken.small, given.asked) == (b"there", 1)
+
+
+def test_a_state_that_cannot_be_captured_is_not_given(server: StateServer) -> None:
+    class Broken(Memory):
+        def capture(self) -> bytes:
+            raise StateError("a save is not finished")
+
+    address = server.listen()
+    joiner = Elsewhere(lambda: take_all(address, Memory(filled=False)))
+    with pytest.raises(StateError, match="a save is not finished"):
+        server.send_state(Broken(filled=True))
+    server.send_verdict(Verdict.STAY)
+    with pytest.raises(LeaverStays):
+        joiner.result()
 
 
 def test_a_state_without_bytes_is_no_special_case(server: StateServer) -> None:

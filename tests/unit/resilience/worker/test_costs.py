@@ -28,10 +28,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Rank:
     """A rank whose iterations take 10 ms, and what it holds."""
 
-    def __init__(self, clock: Clock, *, is_new: bool = False) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.memory_bytes = 1000
-        self.costs = Costs(lambda: self.memory_bytes, Meter(), is_new=is_new)
+        self.meter = Meter()
+        self.costs = Costs(lambda: self.memory_bytes, self.meter)
         self.iteration = 0
 
     def train(self, iterations: int, duration_ms: float = 10.0, bytes_moved: int = 0) -> Measured | None:
@@ -68,18 +69,38 @@ def test_a_switch_is_told_with_time_links_bytes_memory_and_phases(clock: Clock) 
     assert rank.train(3) is None, "it is told once"
 
 
-def test_a_rank_that_joined_tells_no_time_the_first_time_and_does_the_next(clock: Clock) -> None:
-    rank = Rank(clock, is_new=True)
-    rank.train(1)
-    rank.costs.granted(2, boundary=1)
-    first = rank.train(1, duration_ms=500.0)
+def test_a_rank_that_joined_measures_from_its_leavers_boundary_and_goes_on_from_there(clock: Clock) -> None:
+    leaver, joiner = Rank(clock), Rank(clock)
+    leaver.train(30)
+    leaver.costs.announce(clock.now_s)
+    leaver.costs.begin()
+    leaver.train(1, duration_ms=16.0)
+    clock.now_s += 0.100
+    joiner.meter.restore(leaver.meter.capture(clock.now_s), clock.now_s)
+    clock.now_s += 0.020
+    joiner.costs.granted(2, boundary=31)
+    assert joiner.costs.arrive(31, 0) is None
+    clock.now_s += 0.050
+    first = joiner.costs.arrive(32, 0)
     assert first is not None
-    assert (first.downtime_ms, first.lost_ms) == (None, None)
-    rank.train(5)
-    rank.costs.granted(3, boundary=rank.iteration)
-    second = rank.train(1, duration_ms=12.0)
+    assert first.downtime_ms == pytest.approx(100.0 + 20.0 + 50.0 - 10.0)
+    assert first.lost_ms == pytest.approx(6.0 + 160.0)
+    assert first.median_iteration_ms == pytest.approx(10.0)
+    joiner.iteration = 32
+    joiner.train(5)
+    joiner.costs.granted(3, boundary=joiner.iteration)
+    second = joiner.train(1, duration_ms=12.0)
     assert second is not None
     assert second.downtime_ms == pytest.approx(2.0)
+
+
+def test_a_rank_that_has_nothing_to_compare_with_tells_no_time(clock: Clock) -> None:
+    rank = Rank(clock)
+    rank.train(1)
+    rank.costs.granted(2, boundary=1)
+    measured = rank.train(1, duration_ms=500.0)
+    assert measured is not None
+    assert (measured.downtime_ms, measured.lost_ms) == (None, None)
 
 
 def test_the_next_switch_starts_from_nothing(clock: Clock) -> None:

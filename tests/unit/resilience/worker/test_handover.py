@@ -1,4 +1,4 @@
-"""The place of a rank's links goes over with its small state, unless the joiner's links could not go on from it."""
+"""The place of a rank's links and its clock go over with its small state, unless its joiner could not go on from it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_what_one_rank_captures_another_takes_over() -> None:
     leaver, joiner = Handover(), Handover()
-    assert joiner.capture() == {"text": ""}
+    assert joiner.capture()["text"] == ""
     leaver.text = '{"places": {}}'
+    for iteration, at_s in enumerate((0.0, 0.010, 0.020), 1):
+        leaver.meter.arrive(iteration, at_s)
     joiner.restore(leaver.capture())
     assert joiner.text == leaver.text
+    assert joiner.meter.median_ms() == pytest.approx(10.0, abs=0.01)
 
 
 def test_anything_else_is_refused() -> None:
@@ -45,7 +48,7 @@ def test_a_joiner_refuses_before_the_verdict_what_it_could_not_go_live_with(grou
         (json.dumps({"recovery": 3, "places": places}), "found a handover of generation 3"),
     ):
         with pytest.raises(ValueError, match=why):
-            joiner.restore({"text": text})
+            joiner.restore({**Handover().capture(), "text": text})
         assert joiner.text == ""
-    joiner.restore({"text": json.dumps({"recovery": 1, "places": places})})
+    joiner.restore({**Handover().capture(), "text": json.dumps({"recovery": 1, "places": places})})
     assert joiner.text

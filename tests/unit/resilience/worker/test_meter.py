@@ -99,6 +99,33 @@ def test_what_was_dropped_is_not_charged_to_the_next_switch() -> None:
     assert cost.lost_ms == pytest.approx(cost.downtime_ms)
 
 
+def test_what_is_handed_over_are_ages_of_what_a_cost_is_made_of() -> None:
+    leaver, joiner = Meter(), Meter()
+    run(leaver, [10.0] * 100, start_s=50.0)
+    leaver.begin(51.0)
+    leaver.leave_out(0.5)
+    leaver.arrive(102, 51.512)
+    leaver.granted(generation=4, boundary=102)
+    values = leaver.capture(51.6)
+    assert [age[0] for age in values["arrivals"]] == list(range(81, 103)), "twenty iterations, and those since"
+    joiner.restore(values, 1000.0)  # another machine's clock
+    joiner.granted(generation=4, boundary=102)
+    assert joiner.arrive(102, 1000.1) is None
+    cost = joiner.arrive(103, 1000.2)
+    assert cost is not None
+    assert (cost.generation, cost.boundary) == (4, 102)
+    assert cost.downtime_ms == pytest.approx(88.0 + 200.0 - 10.0)
+    assert cost.lost_ms == pytest.approx(2.0 + 278.0)
+    assert cost.median_iteration_ms == pytest.approx(10.0)
+
+
+def test_nothing_yet_can_be_handed_over_too() -> None:
+    joiner = Meter()
+    joiner.restore(Meter().capture(5.0), 1000.0)
+    assert joiner.arrive(1, 1001.0) is None
+    assert joiner.median_ms() == 0.0
+
+
 def test_the_median_is_of_the_last_twenty() -> None:
     meter = Meter()
     assert meter.median_ms() == 0.0
