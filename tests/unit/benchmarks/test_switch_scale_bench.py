@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from benchmarks.switch_scale_bench import (
     Row,
     Sample,
     Taken,
+    far_of,
     groups_of,
     growth,
+    job_of,
     main,
     peers_of,
     row_of,
@@ -31,13 +34,16 @@ def schema() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(text)
 
 
-def row(ranks: int, switch_us: float, messages: int = 10, far: int = 0) -> Row:
-    return Row(ranks=ranks, near_switch_us=switch_us, near_messages=messages, far_messages=far)
+def row(ranks: int, switch_us: float, messages: int = 10, **far: int) -> Row:
+    figures = {**dict.fromkeys(("far_messages", "far_bytes", "far_connections", "far_table_bytes"), 0), **far}
+    strangers = len(far_of(ranks, 0))
+    return Row(ranks=ranks, near_switch_us=switch_us, near_messages=messages, far_ranks=strangers, **figures)
 
 
 def sample(**changes: Any) -> Sample:
     facts: dict[str, Any] = {
-        "prepare_us": 100.0, "commit_us": 10.0, "near_messages": 7, "far_messages": 0, "replaced": 2, "kept": 5,
+        "prepare_us": 100.0, "commit_us": 10.0, "near_messages": 7, "far_messages": 0, "far_bytes": 0,
+        "far_connections": 0, "far_table_bytes": 40, "replaced": 2, "kept": 5,
     }  # fmt: skip
     return Sample(**{**facts, **changes})
 
@@ -51,6 +57,9 @@ def test_two_sizes_are_measured_and_written_as_the_schema_says(
     schema.validate(written)
     assert [one["ranks"] for one in written] == [8, 64]
     assert {one["far_messages"] for one in written} == {0}
+    assert [one["far_ranks"] for one in written] == [0, 52], "up to 8 ranks all are linked to each other"
+    assert written[0]["far_table_bytes"] == 0
+    assert written[1]["far_table_bytes"] > 64 * 2 * 50, "two tables with a line for each rank"
     # Two links and a control channel. The leaver's last word may cross ours.
     assert all(13 <= one["near_messages"] <= 14 for one in written)
     printed = capsys.readouterr().out
@@ -62,22 +71,56 @@ def test_two_sizes_are_measured_and_written_as_the_schema_says(
     "change", [{"ranks": 4}, {"near_switch_us": 0}, {"far_messages": -1}, {"near_messages": 0}, {"more": 1}]
 )
 def test_the_schema_refuses_other_rows(schema: jsonschema.Draft202012Validator, change: dict[str, Any]) -> None:
-    good = {"ranks": 8, "near_switch_us": 1.5, "near_messages": 3, "far_messages": 0}
+    good = asdict(row(8, 1.5, 3))
     schema.validate([good])
     with pytest.raises(jsonschema.ValidationError):
         schema.validate([{**good, **change}])
 
 
-def test_growth_is_judged_between_the_smallest_and_the_largest_job() -> None:
-    lines = growth([row(8, 100), row(64, 500), row(1024, 119)])
-    assert [line.split()[0] for line in lines] == ["met", "met", "met"]
-    lines = growth([row(8, 100), row(1024, 121, messages=13, far=1)])
-    assert [line.split()[0] for line in lines] == ["MISSED", "MISSED", "MISSED"]
+@pytest.mark.parametrize(
+    ("rows", "marks"),
+    [
+        ([row(8, 100), row(64, 120), row(1024, 119, far_table_bytes=240_000)], ["met"] * 5),
+        ([row(8, 100), row(64, 500), row(1024, 100)], ["MISSED", "met", "met", "met", "met"]),
+        ([row(8, 100), row(64, 100, messages=13), row(1024, 100)], ["met", "MISSED", "met", "met", "met"]),
+        ([row(8, 100), row(64, 100, far_messages=1)], ["met", "met", "MISSED", "met", "met"]),
+        ([row(8, 100), row(64, 100, far_bytes=1)], ["met", "met", "met", "MISSED", "met"]),
+        ([row(8, 100), row(64, 100, far_connections=1)], ["met", "met", "met", "met", "MISSED"]),
+    ],
+)
+def test_growth_is_judged_by_the_worst_size(rows: list[Row], marks: list[str]) -> None:
+    lines = growth(rows)
+    assert [line.split()[0] for line in lines] == marks
+    worst = max(rows, key=lambda one: one.near_switch_us)
+    assert f"near_switch_us: {worst.ranks} ranks / 8 ranks" in lines[0]
+
+
+def test_the_far_rank_has_no_link_to_the_leaver_and_all_links_of_its_own() -> None:
+    with job_of(16) as job:
+        assert job.far_rank is not None
+        assert job.far_rank in far_of(16, job.leaver_rank)
+        assert job.leaver_rank not in job.ranks[job.far_rank].runtime.linked_ranks()
+        assert job.near_rank in job.ranks[job.far_rank].runtime.linked_ranks()
+        here = {rank for rank in job.ranks if rank in peers_of(16, job.far_rank)}
+        assert set(job.ranks[job.far_rank].runtime.linked_ranks()) == here
+        assert {rank.rank for rank in job.stayers()} == set(job.ranks[job.leaver_rank].runtime.linked_ranks())
+    with job_of(8) as job:
+        assert job.far_rank is None
+
+
+def test_what_a_rank_that_is_linked_to_the_leaver_hears_would_be_seen() -> None:
+    with job_of(16) as job:
+        assert job.move().far_messages == 0
+        job.far_rank = job.leaver_rank + 1
+        taken = job.move()
+        assert taken.far_messages > 5
+        assert taken.far_connections > 0
 
 
 def test_a_row_takes_medians_of_times_and_the_most_messages() -> None:
-    taken = Taken(samples=[sample(), sample(prepare_us=500.0), sample(commit_us=20.0, near_messages=8, far_messages=1)])
-    assert row_of(8, taken) == row(8, 120.0, 8, 1)
+    samples = [sample(), sample(prepare_us=500.0), sample(commit_us=20.0, near_messages=8, far_messages=1, far_bytes=2)]
+    expected = row(16, 120.0, 8, far_messages=1, far_bytes=2, far_table_bytes=40)
+    assert row_of(16, Taken(samples=samples)) == expected
 
 
 def test_switches_that_touch_different_links_give_no_row() -> None:
