@@ -163,8 +163,10 @@ class Commands:
                 bytes_moved=one.bytes_moved,
                 memory_before_bytes=one.memory_before_bytes,
                 memory_after_bytes=one.memory_after_bytes,
+                global_rank=rank,
+                peaks_bytes=(drive.leaver_peaks.get(rank, 0), one.peak_bytes) if rank in drive.leaving else None,
             )
-            for _, one in sorted(drive.measured.items())
+            for rank, one in sorted(drive.measured.items())
         ]
         boundary = desk.ledger.boundaries[drive.generation]
         done = incident_of(switch, outcome="done", end_ms=desk.now_ms, boundary=boundary)

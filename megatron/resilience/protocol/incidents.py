@@ -51,6 +51,12 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bytes_moved: int = 0
     memory_before_bytes: int = 0
     memory_after_bytes: int = 0
+    memory_change_bytes: int = 0
+    """After less before, of the stayer where it changed most."""
+    stayers_compared: int = 0
+    """Ranks that measured their memory before and after."""
+    peaks_bytes: dict[int, tuple[int, int]] = {}
+    """Global rank that moved -> the most memory that its leaver and its joiner have held."""
     ranks_measured: int = 0
 
 
@@ -64,6 +70,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     bytes_moved: int
     memory_before_bytes: int
     memory_after_bytes: int
+    global_rank: int = -1
+    peaks_bytes: tuple[int, int] | None = None
+    """Of leaver and joiner, if the rank moved."""
 
 
 def add_mark(marks: list[tuple[str, float]], phase: str, time_ms: float) -> None:
@@ -96,6 +105,11 @@ def with_costs(incident: Incident, costs: Iterable[Cost]) -> Incident:
     known = list(costs)
     if not known:
         return incident
+    changes = [
+        cost.memory_after_bytes - cost.memory_before_bytes
+        for cost in known
+        if cost.peaks_bytes is None and cost.memory_before_bytes
+    ]
     return msgspec.structs.replace(
         incident,
         downtime_ms=max((cost.downtime_ms for cost in known if cost.downtime_ms is not None), default=None),
@@ -105,6 +119,9 @@ def with_costs(incident: Incident, costs: Iterable[Cost]) -> Incident:
         bytes_moved=sum(cost.bytes_moved for cost in known),
         memory_before_bytes=max(cost.memory_before_bytes for cost in known),
         memory_after_bytes=max(cost.memory_after_bytes for cost in known),
+        memory_change_bytes=max(changes, key=abs, default=0),
+        stayers_compared=len(changes),
+        peaks_bytes={cost.global_rank: cost.peaks_bytes for cost in known if cost.peaks_bytes is not None},
         ranks_measured=len(known),
     )
 

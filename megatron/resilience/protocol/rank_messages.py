@@ -175,6 +175,8 @@ class Left(Message, frozen=True, kw_only=True):
 
     generation: int
     boundary: int
+    peak_bytes: int = 0
+    """The most memory that this process has held."""
 
 
 class Stayed(Message, frozen=True, kw_only=True):
@@ -217,7 +219,11 @@ class Measured(Message, frozen=True, kw_only=True):
     links_replaced: int = 0
     bytes_moved: int = 0
     memory_before_bytes: int = 0
+    """Of tensors and links at the top of an iteration, before anything was prepared; 0: was not there."""
     memory_after_bytes: int = 0
+    """The same one iteration after the switch."""
+    peak_bytes: int = 0
+    """The most memory that this process has held."""
     phases: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
     """Name -> (start after the boundary, duration), in ms."""
 

@@ -121,7 +121,8 @@ class SwitchDrive(SwitchSends):
                 self.conclude("withdrawn", self.desk.ledger.switch.withdrawing if self.desk.ledger.switch else "")
             case Stayed(why=why) if self.phase in AT_LEAD:
                 self.conclude("stayed", f"the verdict was STAY: {why}", blamed=[move.joiner for move in self.moves])
-            case Left(boundary=boundary):
+            case Left(boundary=boundary, peak_bytes=peak):
+                self.leaver_peaks[rank] = peak
                 self._leave(boundary)
             case Running(iteration=iteration):
                 self._leave(iteration)

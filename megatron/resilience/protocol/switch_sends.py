@@ -70,6 +70,7 @@ class SwitchSends:
         self.measured: dict[int, Measured] = {}
         self.told: set[str] = set()
         """Machines whose ranks have the table with this generation in it."""
+        self.leaver_peaks: dict[int, int] = {}
 
     # -------------------------------------------------------------- what is said
 

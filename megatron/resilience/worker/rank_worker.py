@@ -27,6 +27,7 @@ from megatron.resilience.worker.endpoints import join_by, make_known
 from megatron.resilience.worker.errors import SlotMoved, SwitchFailedError, not_released
 from megatron.resilience.worker.handover import Handover
 from megatron.resilience.worker.limits import SwitchLimits
+from megatron.resilience.worker.memory import THIS_PROCESS
 from megatron.resilience.worker.transfers import Events, JoinerTransfer, LeaverTransfer
 from trainmover_ext.switching import SwitchPhase
 
@@ -78,7 +79,7 @@ class RankWorker:
         self._core = RankCore(place.global_rank, generation=place.generation)
         self._lock = threading.RLock()
         """Of the core and of what it asks for: `hear` comes in between."""
-        self._costs = Costs(self._memory_bytes, handover.meter)
+        self._costs = Costs(THIS_PROCESS, handover.meter, is_new=place.generation is not None)
         self._joined_now = False
         self._events: Events = queue.SimpleQueue()
         self._deadline: tuple[int, float] | None = None
@@ -249,7 +250,7 @@ class RankWorker:
     def _do(self, action: switch.RankAction) -> None:
         match action:
             case switch.Report(report=report):
-                self._agent.send(report)
+                self._agent.send(self._costs.completed(report))
             case switch.SendNote(peer=peer, note=note):
                 trainmover_ext.send_note(peer, note.generation, messages.encode(note))
             case switch.StartWait(generation=generation, wait=wait):
@@ -293,12 +294,13 @@ class RankWorker:
             if self._watched is not None:
                 self._watched = (generation, SwitchPhase.PENDING)  # what it is by now is said again
             return
+        self._costs.begin()
         try:
             trainmover_ext.prepare_switch(generation, joiners)
         except (trainmover_ext.CollectiveError, ValueError) as error:
+            self._costs.drop()
             self._events.put(switch.LinkBroke(generation=generation, why=str(error)))
             return
-        self._costs.begin()
         self._prepared = (generation, joiners)
         self._watched = (generation, SwitchPhase.PENDING)
 

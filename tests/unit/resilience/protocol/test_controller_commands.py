@@ -26,7 +26,7 @@ from tests.unit.resilience.protocol.controller_talk import Talk, going, running
 
 def finish(talk: Talk, generation: int = 2, downtimes_ms: tuple[float | None, ...] = (3.0, 5.0)) -> None:
     talk.report(1, 1, AtBoundary(generation=generation))
-    talk.report(1, 1, Left(generation=generation, boundary=9))
+    talk.report(1, 1, Left(generation=generation, boundary=9, peak_bytes=700))
     talk.report(2, 1, Running(generation=generation, iteration=9), started=generation)
     talk.heard(0, 2)
     places = ((0, 0, 1), (2, 1, generation))
@@ -38,6 +38,9 @@ def finish(talk: Talk, generation: int = 2, downtimes_ms: tuple[float | None, ..
             lost_ms=1.0,
             median_iteration_ms=10.0,
             links_replaced=1,
+            memory_before_bytes=0 if started == generation else 40,
+            memory_after_bytes=44,
+            peak_bytes=600,
         )
         talk.report(machine, rank, measured, started=started)
 
@@ -50,6 +53,8 @@ def test_a_migration_is_told_from_beginning_to_end() -> None:
     assert done.text == "slot 1 from m1 to m2 at iteration 9, downtime 5.0 ms"
     assert done.incident is not None
     assert (done.incident.downtime_ms, done.incident.links_replaced, done.incident.boundary) == (5.0, 2, 9)
+    assert (done.incident.memory_change_bytes, done.incident.stayers_compared) == (4, 1)
+    assert done.incident.peaks_bytes == {1: (700, 600)}
     names = [phase.name for phase in done.incident.phases]
     assert names == [
         "start joiner", "prepare leaver", "prepare links", "wait for boundary", "hand over", "first iteration",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from megatron.resilience.protocol.incidents import Cost, Incident, milliseconds, with_costs
 
 INCIDENT = Incident(
@@ -17,8 +21,8 @@ INCIDENT = Incident(
 )
 
 
-def cost(downtime_ms: float | None, links: int) -> Cost:
-    return Cost(
+def cost(downtime_ms: float | None, links: int, **changed: Any) -> Cost:
+    told = Cost(
         downtime_ms=downtime_ms,
         lost_ms=None if downtime_ms is None else downtime_ms + 1,
         links_kept=links,
@@ -27,6 +31,7 @@ def cost(downtime_ms: float | None, links: int) -> Cost:
         memory_before_bytes=5,
         memory_after_bytes=6,
     )
+    return msgspec.structs.replace(told, **changed)
 
 
 def test_the_slowest_rank_counts_and_links_add_up() -> None:
@@ -34,6 +39,23 @@ def test_the_slowest_rank_counts_and_links_add_up() -> None:
     assert (both.downtime_ms, both.lost_ms) == (3.0, 4.0)
     assert (both.links_kept, both.links_replaced, both.bytes_moved) == (5, 2, 20)
     assert (both.memory_before_bytes, both.memory_after_bytes, both.ranks_measured) == (5, 6, 2)
+
+
+def test_the_stayer_whose_memory_changed_most_counts_and_who_moved_tells_peaks() -> None:
+    incident = with_costs(
+        INCIDENT,
+        [
+            cost(1.0, 0, global_rank=0),
+            cost(1.0, 0, global_rank=1, memory_after_bytes=2),
+            cost(1.0, 0, global_rank=2, memory_before_bytes=0, memory_after_bytes=90, peaks_bytes=(70, 60)),
+            cost(1.0, 0, global_rank=3, memory_before_bytes=0, memory_after_bytes=90),
+        ],
+    )
+    assert (incident.memory_change_bytes, incident.stayers_compared) == (-3, 2)
+    assert incident.peaks_bytes == {2: (70, 60)}
+    assert msgspec.json.decode(msgspec.json.encode(incident), type=Incident) == incident
+    quiet = with_costs(INCIDENT, [cost(1.0, 0, memory_after_bytes=5)])
+    assert (quiet.memory_change_bytes, quiet.stayers_compared, quiet.peaks_bytes) == (0, 1, {})
 
 
 def test_nothing_is_clamped_and_nothing_made_up() -> None:

@@ -1,0 +1,66 @@
+"""What memory this process holds now, and the most that it has held. Asked only round a switch: a look takes time.
+
+What operations under way hold for a moment (scratch, messages that came early) is not counted: it says when was looked.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import trainmover_ext
+
+_IN_FLIGHT = frozenset({"scratch", "unexpected_messages"})
+_PEAK = "VmHWM:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLook:
+    """How to look at the memory of a rank; each gives bytes."""
+
+    tensor_bytes: Callable[[], int]
+    link_bytes: Callable[[], int]
+    peak_bytes: Callable[[], int]
+
+
+def tensor_bytes() -> int:
+    """Of all memory that tensors hold: CUDA's own count where there is CUDA, else each storage once."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.memory_allocated())
+    gc.collect()
+    storages = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor):  # isinstance would ask objects for their class, and wake lazy modules
+            storage = item.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def link_bytes() -> int:
+    """Of links and segments of the data plane."""
+    return sum(held for kind, held in trainmover_ext.memory_stats().items() if kind not in _IN_FLIGHT)
+
+
+def peak_bytes() -> int:
+    """The most that this process has held: of CUDA memory, else of resident host memory. 0 where that is not told."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        return resident_peak_bytes(Path("/proc/self/status").read_text(encoding="utf-8"))
+    except OSError:
+        return 0
+
+
+def resident_peak_bytes(status: str) -> int:
+    """What Linux's `/proc/PID/status` tells; 0 if it does not."""
+    for line in status.splitlines():
+        if line.startswith(_PEAK):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+THIS_PROCESS = MemoryLook(tensor_bytes=tensor_bytes, link_bytes=link_bytes, peak_bytes=peak_bytes)
