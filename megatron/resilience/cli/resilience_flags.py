@@ -45,7 +45,17 @@ def check_resilience(options: argparse.Namespace) -> None:
             Namespaces.check(options.machines + options.elastic)
         except NetworkError as error:
             raise UsageError(str(error)) from error
-    if options.resilience_dir is not None:
-        journal = ResilienceDirectory(path=options.resilience_dir).journal
-        if journal.exists():
-            raise UsageError(f"found the journal of an earlier job, {journal}; pass another --resilience-dir")
+    directory = resilience_directory(options.resilience_dir, options.log_dir)
+    if directory is not None and directory.journal.exists():
+        flag = "--log-dir" if options.resilience_dir is None else "--resilience-dir"
+        raise UsageError(
+            f"found the journal of another job, {directory.journal}, expected none; pass another {flag}, or remove "
+            f"{directory.path} once that job is over"
+        )
+
+
+def resilience_directory(chosen: Path | None, log_dir: Path | None) -> ResilienceDirectory | None:
+    """Where a job with these flags keeps its journal; None while neither was chosen: then both are new."""
+    if chosen is not None:
+        return ResilienceDirectory(path=chosen.absolute())
+    return None if log_dir is None else ResilienceDirectory(path=(log_dir / "resilience").absolute())

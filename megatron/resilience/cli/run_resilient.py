@@ -10,18 +10,21 @@ from dataclasses import replace
 from megatron.resilience.agent.environment import control_settings, inherited_environment
 from megatron.resilience.cli.job import JobConfig
 from megatron.resilience.cli.network import Loopback, Namespaces, Network, NetworkError
+from megatron.resilience.cli.resilience_flags import resilience_directory
 from megatron.resilience.cli.resilient_job import ResilienceConfig, ResilientJob
 from megatron.resilience.cli.usage import UsageError
 from megatron.resilience.cli.view import open_view
-from megatron.resilience.controller.directory import ResilienceDirectory, draw_token
+from megatron.resilience.controller.directory import draw_token
 
 
 def run_resilient(config: JobConfig, options: argparse.Namespace) -> int:
     """Runs the job. Returns its exit code; raises UsageError if it can't start."""
     settings = control_settings(inherited_environment())
+    directory = resilience_directory(options.resilience_dir, config.log_dir)
+    assert directory is not None, "the job has its log directory by now"
     resilience = ResilienceConfig(
         elastic=options.elastic,
-        directory=ResilienceDirectory(path=(options.resilience_dir or config.log_dir / "resilience").absolute()),
+        directory=directory,
         job=settings.job or f"trainmover-{secrets.token_hex(4)}",
         token=settings.token or draw_token(),
     )

@@ -76,9 +76,15 @@ def test_log_directory_that_cannot_be_made(capsys: pytest.CaptureFixture[str], s
 def test_journal_of_an_earlier_job_is_not_continued(
     capsys: pytest.CaptureFixture[str], script: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "journal.sqlite").touch()
-    said = refusal(capsys, "run", "--resilience", "--resilience-dir", str(tmp_path), "--", script)
-    assert "found the journal of an earlier job" in said
+    (tmp_path / "resilience").mkdir()
+    (tmp_path / "resilience" / "journal.sqlite").touch()
+    chosen = ("--resilience-dir", str(tmp_path / "resilience"))
+    said = refusal(capsys, "run", "--resilience", *chosen, "--", script)
+    assert "found the journal of another job" in said
+    assert "pass another --resilience-dir" in said
+    said = refusal(capsys, "run", "--resilience", "--log-dir", str(tmp_path), "--", script)
+    assert "found the journal of another job" in said
+    assert "pass another --log-dir" in said
 
 
 def test_namespaces_without_root_are_refused(
