@@ -69,7 +69,6 @@ TESTED_ELSEWHERE = {
     "megatron/resilience/state/errors.py": "tests/unit/resilience/state/test_state_client.py",
     "megatron/resilience/state/state_session.py": "tests/unit/resilience/state/test_state_server.py",
     "megatron/resilience/cli/resilience_flags.py": "tests/unit/resilience/cli/test_run.py",
-    "megatron/resilience/cli/resilient_job.py": "tests/functional/test_run_resilient.py",
     "megatron/resilience/cli/run_resilient.py": "tests/functional/test_run_resilient.py",
     "megatron/resilience/cli/tls_flags.py": "tests/unit/resilience/cli/test_run.py",
     "megatron/resilience/cli/usage.py": "tests/unit/resilience/cli/test_run.py",

@@ -181,6 +181,49 @@ def test_killed_controller_is_started_again_and_training_goes_on(jobs: Jobs, hub
     job.wait_until_nothing_lives()
 
 
+def test_controller_that_goes_away_otherwise_is_started_again_too(jobs: Jobs, hub: ControlHub) -> None:
+    """Ended in order by a signal; killed when its address is gone, and its log cannot be opened."""
+    job = start(jobs, hub, "--elastic", "1")
+    directory = job.log_dir / "resilience"
+    (pid,) = controller_pids(job)
+    os.kill(pid, signal.SIGTERM)
+    job.wait_for_lines("the controller ended with code 0: .*; training goes on, it is started again", 1)
+    wait_for_agents(job)
+    (pid,) = controller_pids(job)
+    (directory / "controller.log").unlink()
+    (directory / "controller.log").mkdir()
+    (directory / "address").unlink()
+    os.kill(pid, signal.SIGKILL)
+    job.wait_for_lines("the controller was killed by signal 9; training goes on", 1)
+    job.wait_for_lines(r"the controller cannot be started \(.*Is a directory.*\); training goes on", 1)
+    (directory / "controller.log").rmdir()
+    hub.wait_for_iterations(3)
+    wait_for_agents(job)
+    hub.finish()
+    assert job.finish() == 0
+    hub.check()
+    job.wait_until_nothing_lives()
+
+
+def test_second_job_with_the_same_log_directory_is_refused_at_once(jobs: Jobs, hub: ControlHub) -> None:
+    job = start(jobs, hub)
+    program = (sys.executable, "-m", "megatron.resilience.cli.main", "run", "--resilience")
+    again = subprocess.run(
+        [*program, *shape(2, 2), "--log-dir", str(job.log_dir), "--", str(SCRIPT)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert again.returncode == 2
+    assert "found the journal of another job" in again.stderr
+    assert "pass another --log-dir" in again.stderr
+    hub.wait_for_iterations(3)
+    hub.finish()
+    assert job.finish() == 0
+
+
 @pytest.mark.parametrize("victim", ["launcher", "agent", "rank", "elastic agent"])
 def test_nothing_is_left_whatever_is_killed(jobs: Jobs, hub: ControlHub, victim: str) -> None:
     job = start(jobs, hub, "--elastic", "1")

@@ -6,6 +6,7 @@ slots is told by the agents; the end of a machine that holds none is no failure 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from megatron.resilience.agent import events, process_tree
 from megatron.resilience.agent.environment import default_environment, inherited_environment
@@ -22,6 +24,8 @@ from megatron.resilience.cli.machine import Machine
 from megatron.resilience.cli.network import Network
 from megatron.resilience.cli.view import View
 from megatron.resilience.controller.directory import ResilienceDirectory
+from megatron.resilience.controller.store import StoreError, read_ledger
+from megatron.resilience.protocol.journal import JournalError
 
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 10.0
@@ -30,6 +34,7 @@ _STEADY_S = 10.0
 _WELL_S = 5.0
 _BADLY_S = 0.5
 _CONTROLLER_S = 3.0
+_TAIL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,26 @@ class ResilienceConfig:
     directory: ResilienceDirectory
     job: str
     token: str
+
+
+def has_ended(directory: ResilienceDirectory) -> bool:
+    """Whether its journal says that the job is over. A controller may end well before that: by SIGTERM."""
+    try:
+        return read_ledger(directory.journal).ended
+    except (StoreError, JournalError):
+        return False
+
+
+def last_line(log: Path) -> str:
+    """Of a log, however long it is."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError as error:
+        return f"what it said cannot be read: {error}"
+    said = [line for line in lines if line.strip()]
+    return said[-1] if said else "it said nothing"
 
 
 def machine_name(group_rank: int) -> str:
@@ -73,6 +98,7 @@ class ResilientJob(Job):
         directory = self._resilience.directory
         directory.make()
         directory.write_token(self._resilience.token)
+        directory.address_file.unlink(missing_ok=True)  # of a job before; agents would knock there
         elastic = self._resilience.elastic
         self._say(f"resilience in {directory.path}, {elastic} elastic machine{'s' * (elastic != 1)} at hand")
         self._start_controller()
@@ -116,18 +142,21 @@ class ResilientJob(Job):
             *("--machines", str(shape.machines), "--ranks-per-machine", str(shape.ranks_per_machine)),
             *("--listen", f"{self._network.host_address}:0"),
         ]
-        with directory.controller_log.open("ab") as log:
-            self._controller = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**inherited_environment(), "TRAINMOVER_TOKEN": self._resilience.token},
-                start_new_session=True,
-                preexec_fn=lambda: process_tree.set_parent_death_signal(signal.SIGTERM),
-            )
-        self._controller_started_s = time.monotonic()
         self._start_controller_s = float("inf")
+        self._controller_started_s = time.monotonic()
+        try:
+            with directory.controller_log.open("ab") as log:
+                self._controller = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**inherited_environment(), "TRAINMOVER_TOKEN": self._resilience.token},
+                    start_new_session=True,
+                    preexec_fn=lambda: process_tree.set_parent_death_signal(signal.SIGTERM),
+                )
+        except OSError as error:  # no process, no descriptor, no room on the disk: training needs none of it
+            self._start_controller_later(f"cannot be started ({error})")
 
     # ------------------------------------------------------------------ the loop
 
@@ -155,21 +184,23 @@ class ResilientJob(Job):
             return
         self._controller.returncode = status
         self._controller = None
-        if status == 0 or self._state is not State.RUNNING:
+        directory = self._resilience.directory
+        if self._state is not State.RUNNING or (status == 0 and has_ended(directory)):
             return
-        if not self._resilience.directory.address_file.exists():
-            self._say(f"the controller cannot run: {self._last_line()}")
+        words = last_line(directory.controller_log)
+        if not self._has_begun and not directory.address_file.exists():
+            self._say(f"the controller cannot run: {words}")
             self._step(Event.KILL_REQUESTED)
             return
+        self._start_controller_later(
+            f"was killed by signal {-status}" if status < 0 else f"ended with code {status}: {words}"
+        )
+
+    def _start_controller_later(self, how: str) -> None:
         lived_s = time.monotonic() - self._controller_started_s
         self._pause_s = PAUSE_S_MIN if lived_s > _STEADY_S else min(PAUSE_S_MAX, 2 * self._pause_s)
         self._start_controller_s = time.monotonic() + self._pause_s
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with code {status}: {self._last_line()}"
         self._say(f"the controller {how}; training goes on, it is started again")
-
-    def _last_line(self) -> str:
-        lines = self._resilience.directory.controller_log.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else "it said nothing"
 
     def _learn(self, machine: Machine, event: events.AgentEvent) -> None:
         match event:

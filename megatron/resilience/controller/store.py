@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from megatron.resilience.protocol.journal import Ledger, decode_entry
+
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (only INTEGER PRIMARY KEY CHECK (only = 1), description TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS starts (term INTEGER PRIMARY KEY AUTOINCREMENT, pid INTEGER NOT NULL);
@@ -52,6 +54,14 @@ def read_entries(path: Path) -> list[bytes]:
             database.close()
     except sqlite3.Error as error:
         raise StoreError(f"found {path} not readable as a journal: {error}") from error
+
+
+def read_ledger(path: Path) -> Ledger:
+    """The sum of a journal's entries; it may be in use, and is not changed. Raises StoreError, JournalError."""
+    ledger = Ledger()
+    for entry in read_entries(path):
+        ledger.apply(decode_entry(entry))
+    return ledger
 
 
 class SqliteStore:
