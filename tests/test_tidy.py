@@ -57,7 +57,6 @@ TESTED_ELSEWHERE = {
     "megatron/resilience/agent/rank_socket.py": "tests/unit/resilience/worker/test_agent_link.py",
     "megatron/resilience/agent/rank_start.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/agent/rank_watch.py": "tests/functional/test_run_launcher.py",
-    "megatron/resilience/agent/signals.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/agent/spawner.py": "tests/functional/test_run_launcher.py",
     "megatron/resilience/agent/spawner_child.py": "tests/functional/test_control_plane.py",
     "megatron/resilience/baselines/interruption.py": "tests/unit/resilience/baselines/test_checkpoint_restart.py",

@@ -103,8 +103,12 @@ class ControlJob:
         self.controllers.append(started)
         return started
 
-    def start_agent(self, machine_id: str, *flags: str, elastic: bool = False, **environment: str) -> Process:
+    def start_agent(
+        self, machine_id: str, *flags: str, elastic: bool = False, under: tuple[str, ...] = (), **environment: str
+    ) -> Process:
+        """`under`: a program that becomes the agent."""
         command = [
+            *under,
             *(sys.executable, "-m", "megatron.resilience.agent.main"),
             *("--machines", str(self.slots), "--ranks-per-machine", str(self.per_machine)),
             *("--master-addr", "127.0.0.1", "--master-port", "1", *(("--elastic",) if elastic else ()), *flags),

@@ -22,7 +22,7 @@ from megatron.resilience.agent.lifecycle import Limits
 from megatron.resilience.agent.output import LineSink
 from megatron.resilience.agent.rank_socket import RankSocket
 from megatron.resilience.agent.rank_start import StartMode
-from megatron.resilience.agent.signals import STOP_SIGNALS
+from megatron.resilience.agent.signals import STOP_SIGNALS, is_ignored
 from megatron.resilience.agent.spawner_child import SpawnerChild
 from megatron.resilience.protocol.agent_core import (
     AgentAction,
@@ -121,7 +121,8 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._on_children)
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_stop, number)
+            if not is_ignored(number):
+                loop.add_signal_handler(number, self._on_stop, number)
         if self._config.report_fd is not None:
             loop.add_reader(self._config.report_fd, self._on_launcher_gone)
         loop.call_later(self._config.first_contact_s, self._on_first_contact_late)

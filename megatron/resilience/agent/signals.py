@@ -10,6 +10,11 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 WATCHED_SIGNALS = (*STOP_SIGNALS, signal.SIGCHLD)
 
 
+def is_ignored(number: int) -> bool:
+    """Whether whoever started this process wants it to live through Ctrl-C or hang-up: nohup, a shell's background."""
+    return number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) is signal.SIG_IGN
+
+
 def _ignore(number: int, frame: object) -> None:
     """A handler has to exist for the wake-up descriptor to be written; the loop does the work."""
 
@@ -28,7 +33,7 @@ class SignalInbox:
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in self._numbers:
-            if number in (signal.SIGINT, signal.SIGHUP) and signal.getsignal(number) is signal.SIG_IGN:
+            if is_ignored(number):
                 continue
             signal.signal(number, _ignore)
             self._handled.append(number)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from megatron.resilience.agent.environment import inherited_environment
 from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
+from megatron.resilience.agent.signals import is_ignored
 from megatron.resilience.cli.tls_flags import add_tls_flags, tls_files
 from megatron.resilience.cli.usage import FlagParser, UsageError
 from megatron.resilience.controller import wire
@@ -94,7 +95,8 @@ async def _serve(config: ControllerConfig, store: Store, event_log: EventLog, to
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        if not is_ignored(number):
+            loop.add_signal_handler(number, stop.set)
     controller = Controller(config.spec, store, event_log, on_failure=stop.set)
     server = ControllerServer(controller, token=token)
     port = await server.start(config.listen, config.tls)
