@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -279,6 +280,36 @@ def test_a_second_agent_with_a_holders_name_is_turned_away_and_hears_of_the_end(
     assert second.text.count("found another agent") == 1
     job.finish()
     assert first.wait() == 0
+
+
+def test_background_agent_lives_through_hang_up_and_ctrl_c(make: Make) -> None:
+    job = make(slots=1, elastic=0)
+    job.start_controller()
+    agent = job.start_agent("machine-0", under=("sh", "-c", 'trap "" HUP INT; exec "$@"', "sh"))
+    job.wait_for("running")
+    said = Path(f"/proc/{agent.process.pid}/status").read_text()
+    (ignored,) = (int(line.split()[1], 16) for line in said.splitlines() if line.startswith("SigIgn"))
+    for number in (signal.SIGHUP, signal.SIGINT):
+        assert ignored & 1 << (number - 1)
+        agent.process.send_signal(number)
+    job.hub.wait_for_iterations(3)
+    job.finish()
+
+
+def test_machine_that_can_start_no_process_is_given_up_and_can_be_asked_again(make: Make) -> None:
+    job = running(make, slots=2, elastic=1)
+    pid = job.agents["machine-2"].process.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))  # what is open stays open
+    finished = job.migrate("machine-1").result()
+    assert isinstance(finished, Finished)
+    assert not finished.ok
+    assert "its spawner cannot be started: [Errno 24] Too many open files" in finished.text
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    finished = job.migrate("machine-1").result()
+    assert isinstance(finished, Finished)
+    assert finished.ok, finished.text
+    job.finish()
 
 
 def test_killed_rank_ends_the_job_with_its_cause(make: Make) -> None:

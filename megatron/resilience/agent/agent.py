@@ -217,7 +217,12 @@ class Agent:
             self._config, machine_id=self._core.machine_id, slot=start.slot, generation=start.generation
         )
         joining = joining_environment(socket_path=self._socket.path, generation=start.generation)
-        child.start(command, {**inherited_environment(), **joining})
+        try:
+            child.start(command, {**inherited_environment(), **joining})
+        except OSError as error:
+            child.close()
+            self._on_not_started(start, f"its spawner cannot be started: {error}")
+            return
         self._children[start.generation] = child
         asyncio.get_running_loop().add_reader(child.channel, self._on_events, child)
         if start.generation == 1:
@@ -228,6 +233,17 @@ class Agent:
         directory = Directory(endpoints=start.endpoints, slot_generations=start.slot_generations)
         for global_rank in start.ranks:
             self._socket.send(global_rank, directory)
+
+    def _on_not_started(self, start: StartRanks, why: str) -> None:
+        """No process, no descriptor, no memory: its ranks end before they have begun."""
+        if start.generation == 1:  # they were the job's
+            self._code = EXIT_FAILURE
+            self._tell(events.SlotTaken(group_rank=start.slot))
+            asyncio.get_running_loop().call_later(ORPHANED_S, self._over.set)
+        self._say(f"global ranks {list(start.ranks)} of generation {start.generation}: {why}")
+        for global_rank in start.ranks:
+            ended = ProcessEnded(global_rank=global_rank, generation=start.generation, exit_code=EXIT_FAILURE, why=why)
+            self._step(ended)
 
     def _on_events(self, child: SpawnerChild) -> None:
         news, has_more = child.read_events()

@@ -35,6 +35,7 @@ class SpawnerChild:
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Starts it; `command` gets the descriptor of the socket as its --report-fd. Raises OSError."""
         ours, theirs = socket.socketpair()
+        self._channel = ours
         with theirs:
             at = list(command).index("--")
             self._process = subprocess.Popen(
@@ -45,7 +46,6 @@ class SpawnerChild:
                 start_new_session=True,
             )
         ours.setblocking(False)
-        self._channel = ours
 
     @property
     def pid(self) -> int:
