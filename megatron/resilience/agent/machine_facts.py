@@ -10,6 +10,7 @@ import importlib.metadata
 import re
 from collections.abc import Mapping
 
+from megatron.resilience.agent.own_sources import own_sources
 from megatron.resilience.protocol.facts import Facts
 
 _AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
@@ -33,6 +34,7 @@ def machine_facts(*, cpu_capability: str, threads: str, cpu_text: str, variables
         torch=_version("torch"),
         megatron_core=_version("megatron-core"),
         trainmover=_version("trainmover"),
+        sources=own_sources(),
         cpu_capability=_told_capability(cpu_capability) or capability_of(cpu_text),
         processor=processor_of(cpu_text),
         threads=threads,

@@ -18,6 +18,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     torch: str = ""
     megatron_core: str = ""
     trainmover: str = ""
+    sources: str = ""
+    """Digests of trainmover's own files, one a line."""
     cpu_capability: str = ""
     """As torch names it, e.g. AVX2."""
     processor: str = ""
@@ -52,6 +54,7 @@ NAMES = {
     "torch": "torch",
     "megatron_core": "megatron-core",
     "trainmover": "trainmover",
+    "sources": "trainmover's files",
     "cpu_capability": "CPU capability",
     "threads": "number of threads",
     "gpu": "GPU",
@@ -71,6 +74,7 @@ _ADVICE = {
     "torch": "install the job's version there",
     "megatron_core": "install the job's version there",
     "trainmover": "install the job's version there",
+    "sources": "install the job's checkout there, as it was when the job began, with the same built extension",
     "cpu_capability": "take a machine with such a processor, or start the job with ATEN_CPU_CAPABILITY that all have",
     "threads": "set OMP_NUM_THREADS there to the job's",
     "gpu": "take a machine with such a GPU",

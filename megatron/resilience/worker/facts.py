@@ -15,6 +15,7 @@ import torch
 
 from megatron.resilience.agent.environment import inherited_environment
 from megatron.resilience.agent.machine_facts import processor_of, steering_variables
+from megatron.resilience.agent.own_sources import own_sources
 from megatron.resilience.protocol.facts import Facts
 from megatron.resilience.worker.arithmetic import arithmetic_lines
 
@@ -30,6 +31,7 @@ def local_facts(*, settings: Sequence[str], model_digest: str, data: Sequence[st
         torch=str(torch.__version__),
         megatron_core=importlib.metadata.version("megatron-core"),
         trainmover=importlib.metadata.version("trainmover"),
+        sources=own_sources(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         processor=processor_of(Path("/proc/cpuinfo").read_text(errors="replace")),
         threads=str(torch.get_num_threads()),

@@ -15,6 +15,7 @@ from megatron.resilience.agent.machine_facts import (
     processor_of,
     steering_variables,
 )
+from megatron.resilience.agent.own_sources import own_sources
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,7 @@ def test_capability_is_what_torch_itself_says_here() -> None:
 def test_user_may_tell_torch_to_use_less() -> None:
     facts = machine_facts(cpu_capability="avx2", threads="1", cpu_text="flags : avx2 fma avx512f", variables="none")
     assert (facts.cpu_capability, facts.threads, facts.variables) == ("AVX2", "1", "none")
+    assert facts.sources == own_sources()
     assert facts.torch == importlib.metadata.version("torch")
     assert facts.megatron_core == importlib.metadata.version("megatron-core")
     assert machine_facts(cpu_capability="?", threads="", cpu_text="", variables="").cpu_capability == ""
