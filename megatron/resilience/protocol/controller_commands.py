@@ -50,7 +50,9 @@ class Commands:
         """After a restart: until when agents are waited for."""
         self._restarted = False
         self._waiting_ms: dict[str, float] = {}
-        """Command -> since when it waits for released ranks to end."""
+        """Command -> since when it waits for released ranks to end, or for its leaver's agent."""
+        self.waits = ""
+        """For whom the next try waits."""
 
     def take_up(self) -> None:
         """After a replay: the switch in flight is driven on from what is written down."""
@@ -129,6 +131,8 @@ class Commands:
         if command.attempts >= desk.limits.attempts_max:
             self._end(command.command_id, ok=False, text=f"given up after {command.attempts} tries{before}")
             return
+        if self._waits_for_leavers(command, before):
+            return
         choice = choose(command, ledger, desk.members, need(ledger, desk.spec.ranks_per_machine))
         if choice.why:
             since_ms = self._waiting_ms.setdefault(command.command_id, desk.now_ms)
@@ -150,6 +154,26 @@ class Commands:
         self.drive = SwitchDrive(desk, ledger.switch, restarted=False)
         desk.tell(command.command_id, ProgressLine(command_id=command.command_id, text=f"preparing {said}"))
         self.drive.begin()
+
+    def _waits_for_leavers(self, command: Command, before: str) -> bool:
+        """A leaver whose agent is away cannot be told anything: no try begins, nor is a joiner blamed for it."""
+        desk, members = self.desk, self.desk.members
+        away = [
+            leaver
+            for leaver in command.leavers
+            if desk.ledger.slot_of(leaver) is not None and ((one := members.get(leaver)) is None or not one.attached)
+        ]
+        if not away:
+            self.waits = ""
+            return False
+        why = f"the agent of {', '.join(away)}, which is to leave, is away"
+        if not self.waits:
+            desk.tell(command.command_id, ProgressLine(command_id=command.command_id, text=f"waiting: {why}"))
+        self.waits = why
+        since_ms = self._waiting_ms.setdefault(command.command_id, desk.now_ms)
+        if desk.now_ms - since_ms >= desk.limits.release_ms:
+            self._end(command.command_id, ok=False, text=why + before)
+        return True
 
     def _measured(self, drive: SwitchDrive) -> None:
         desk, switch = self.desk, self.desk.ledger.switch
@@ -183,6 +207,7 @@ class Commands:
         desk.tell(command_id, self._finished(desk.ledger.answers[command_id]))
         desk.clients.pop(command_id, None)
         self._waiting_ms.pop(command_id, None)
+        self.waits = ""
 
     def _finished(self, ended: CommandEnded) -> Finished:
         done = self.desk.ledger.fulfilled.get(ended.command_id)
@@ -229,9 +254,14 @@ class Commands:
             iteration=self.desk.progress[0],
             median_iteration_ms=self.desk.progress[1],
             machines=self._machines(),
-            switch=self.drive.phase.value if self.drive else "",
+            switch=self._switch(),
             queued=tuple(command.command_id for command in ledger.queue[1:]),
         )
+
+    def _switch(self) -> str:
+        if self.drive is None:
+            return self.waits
+        return self.drive.waits or self.drive.phase.value
 
     def _machines(self) -> tuple[MachineView, ...]:
         ledger = self.desk.ledger

@@ -189,7 +189,7 @@ class ControllerCore:
                 machine.ranks = {rank: since for rank, since in machine.ranks.items() if since != generation}
                 drive = self.commands.drive
                 if drive is not None and drive.generation == generation:
-                    drive.joiner_gone(machine.machine_id, f"machine {machine.machine_id} refuses: {why}")
+                    drive.refuse(machine.machine_id, f"machine {machine.machine_id} refuses: {why}")
                 elif generation == 1 and self.desk.ledger.slot_of(machine.machine_id) is not None:
                     self.fail_job(f"machine {machine.machine_id} cannot start its ranks: {why}")
 

@@ -58,7 +58,7 @@ class Limits:
     settle_ms: float = 5_000.0
     """After a restart of the controller, how long agents have to attach again before a queued migration begins."""
     release_ms: float = 60_000.0
-    """How long a migration waits for released ranks to leave the machine that it needs."""
+    """How long a migration waits for released ranks to leave the machine that it needs, or for its leaver's agent."""
     attempts_max: int = 5
     """Switches that one migration may try."""
 

@@ -156,6 +156,8 @@ class Leaver:
     """Lead: leaver ranks whose joiners hold whole state."""
     failed: str = ""
     """Why this rank cannot give its state; at the lead, why the verdict must be STAY. May come before the boundary."""
+    lacking: frozenset[int] = frozenset()
+    """Lead: leaver ranks whose joiners did not take their state."""
 
     @property
     def is_lead(self) -> bool:
@@ -230,7 +232,8 @@ def step(half: Leaver, event: RankEvent) -> Step:
         case NoteCame(sender=sender, note=NoteAcked()):
             return _decide(replace(half, acked=half.acked | {sender}))
         case NoteCame(sender=sender, note=NoteFailed(why=why)):
-            return _decide(replace(half, failed=half.failed or f"global rank {sender}: {why}"))
+            why = half.failed or f"global rank {sender}: {why}"
+            return _decide(replace(half, failed=why, lacking=half.lacking | {sender}))
         case NoteCame(note=NoteVerdict(leave=leave)):
             return _obey(half, leave)
         case TransferFailed(why=why) | LinkBroke(why=why):
@@ -238,7 +241,8 @@ def step(half: Leaver, event: RankEvent) -> Step:
         case PeerLost(global_rank=peer):
             return _lose(half, "the lead is gone") if peer == half.lead and half.at_boundary else (half, [])
         case WaitedTooLong() if half.is_lead:
-            return _decide(replace(half, failed=half.failed or "not all acknowledged in time"))
+            late = half.lacking | (half.leavers - half.acked)
+            return _decide(replace(half, failed=half.failed or "not all acknowledged in time", lacking=late))
         case WaitedTooLong():
             return _lose(half, "the lead gave no verdict in time")
         case _:
@@ -332,8 +336,7 @@ def _see_link(half: Leaver, peer: int) -> Step:
 
 def _reach(half: Leaver, iteration: int) -> Step:
     check_boundary(half.global_rank, iteration, half.boundary)
-    generation = half.generation
-    after = _move(half, _T.BOUNDARY)
+    after, generation = _move(half, _T.BOUNDARY), half.generation
     actions: list[RankAction] = [
         HoldNewLinks(generation=generation, hold=True),
         StartWait(generation=generation, wait=Wait.LEAD_DECIDES if half.is_lead else Wait.LEAD_VERDICT),
@@ -343,7 +346,7 @@ def _reach(half: Leaver, iteration: int) -> Step:
     why = f"links to global ranks {strays} came up after the vote" if strays else half.failed
     if not why:
         return after, [*actions, SendState(generation=generation)]
-    after, more = _break(after, why)
+    after, more = _decide(replace(after, failed=why)) if half.is_lead else _break(after, why)
     return after, actions + more
 
 
@@ -356,20 +359,18 @@ def _decide(half: Leaver) -> Step:
 
 
 def _conclude(half: Leaver, *, leave: bool) -> Step:
-    generation = half.generation
     after, actions = _obey(half, leave)
-    notes: list[RankAction] = [
-        SendNote(peer=peer, note=NoteVerdict(generation=generation, leave=leave))
-        for peer in sorted(half.leavers - {half.global_rank})
-    ]
-    said = [] if leave else [Report(report=Stayed(generation=generation, why=half.failed))]
+    verdict = NoteVerdict(generation=half.generation, leave=leave)
+    others = sorted(half.leavers - {half.global_rank})
+    notes: list[RankAction] = [SendNote(peer=peer, note=verdict) for peer in others]
+    stayed = Stayed(generation=half.generation, why=half.failed, lacking=tuple(sorted(half.lacking)))
+    said = [] if leave else [Report(report=stayed)]
     return after, [*notes, *actions, *said]
 
 
 def _obey(half: Leaver, leave: bool) -> Step:
     """Passes the verdict on: to the stayers that wait for it, and to the joiner rank."""
-    after = _move(half, _T.LEAVE if leave else _T.STAY)
-    generation = half.generation
+    after, generation = _move(half, _T.LEAVE if leave else _T.STAY), half.generation
     if leave and half.state is _S.STRANDED and half.global_rank not in half.acked:
         raise ImpossibleTransition(f"leaver {half.global_rank}: LEAVE, but its joiner never had whole state")
     verdict = NoteVerdict(generation=generation, leave=leave)
@@ -383,16 +384,15 @@ def _break(half: Leaver, why: str) -> Step:
     if half.state is _S.STRANDED:  # heard twice
         return half, []
     if half.is_lead and half.state in (_S.SENDING, _S.ACKED):
-        return _decide(replace(half, failed=half.failed or why))
-    after = _move(half, _T.BROKE)
-    generation = half.generation
+        return _decide(replace(half, failed=half.failed or why, lacking=half.lacking | {half.global_rank}))
+    after, generation = _move(half, _T.BROKE), half.generation
     if after.state is _S.UNREADY:
         after = replace(after, failed=why)
         return after, [CloseTransfer(generation=generation), Report(report=Unready(generation=generation, why=why))]
     if after.state is _S.STRANDED:
         after = replace(after, acked=frozenset({half.global_rank}) if half.state is _S.ACKED else frozenset())
         return after, [SendNote(peer=half.lead, note=NoteFailed(generation=generation, why=why))]
-    return replace(after, failed=half.failed or why), []
+    return replace(after, failed=half.failed or why, lacking=half.lacking | {half.global_rank}), []
 
 
 def _lose(half: Leaver, why: str) -> Step:

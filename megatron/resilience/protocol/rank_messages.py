@@ -184,6 +184,8 @@ class Stayed(Message, frozen=True, kw_only=True):
 
     generation: int
     why: str
+    lacking: tuple[int, ...] = ()
+    """Leaver ranks whose joiners did not take their state."""
 
 
 class InDoubt(Message, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ from megatron.resilience.protocol.messages import (
     Withdraw,
     Withdrawn,
 )
+from megatron.resilience.protocol.placement import natural
 from megatron.resilience.protocol.switch import ImpossibleTransition
 from megatron.resilience.protocol.switch_sends import Phase, SwitchSends, tell_table
 
@@ -119,8 +120,9 @@ class SwitchDrive(SwitchSends):
                 self._link(rank, linked)
             case Withdrawn() if rank == self.lead and self.phase in AT_LEAD:
                 self.conclude("withdrawn", self.desk.ledger.switch.withdrawing if self.desk.ledger.switch else "")
-            case Stayed(why=why) if self.phase in AT_LEAD:
-                self.conclude("stayed", f"the verdict was STAY: {why}", blamed=[move.joiner for move in self.moves])
+            case Stayed(why=why, lacking=lacking) if self.phase in AT_LEAD:
+                blamed = [self.leaving[leaver].joiner for leaver in lacking if leaver in self.leaving]
+                self.conclude("stayed", f"the verdict was STAY: {why}", blamed=blamed)
             case Left(boundary=boundary, peak_bytes=peak):
                 self.leaver_peaks[rank] = peak
                 self._leave(boundary)
@@ -186,7 +188,9 @@ class SwitchDrive(SwitchSends):
         if self.phase is Phase.JOINING or (self.restarted and "nothing was asked" in why):
             return
         if self.phase in UNDECIDED:
-            self.undo(f"global rank {rank} is not ready: {why}", blamed=[move.joiner for move in self.moves])
+            linked = [leaver for leaver, peers in self.linked.items() if rank in peers and rank not in self.leaving]
+            blamed = {self.leaving[leaver].joiner for leaver in ([rank] if is_joiner else linked)}
+            self.undo(f"global rank {rank} is not ready: {why}", blamed=blamed)
 
     def _resolve(self, rank: int) -> None:
         """A joiner rank in doubt is told LEAVE as soon as that is known; until then the lead is asked."""
@@ -316,6 +320,11 @@ class SwitchDrive(SwitchSends):
         elif self.phase is Phase.LEFT:
             self.failure = f"{why}, after the point of no return of generation {self.generation}"
 
+    def refuse(self, machine_id: str, why: str) -> None:
+        """A joiner's agent will not start its ranks."""
+        self.gone = self.gone or why
+        self.undo(why, refused=[machine_id])
+
     def tick(self) -> None:
         """Deadlines of the phases, and joiners whose agents are away."""
         if self.deadline_ms is None:
@@ -331,21 +340,26 @@ class SwitchDrive(SwitchSends):
             self._expire()
 
     def _expire(self) -> None:
-        late = f"'{self.phase.value}' took longer than {self._limit():.0f} ms"
-        if self.phase is Phase.JOINING:
-            slow = {self.leaving[rank].joiner for rank in self.leaving if rank not in self.built}
-            self.undo(late, blamed=slow)
-        elif self.phase in (Phase.LISTENING, Phase.PREPARING, Phase.GOING):
-            self.undo(late)
-        elif self.phase is Phase.LEFT and not set(self.running) >= set(self.leaving):
-            self._expire_after_leave(late)
-
-    def _expire_after_leave(self, late: str) -> None:
-        """No rank is past the boundary, as far as can be known: if nobody can tell, there is more time."""
-        if any(self._is_attached(holder) for holder in self.desk.ledger.table):
+        silent = self.silent()
+        late = f"'{self.phase.value}' took longer than {self._limit():.0f} ms{self._describe(silent)}"
+        if self.phase in (Phase.JOINING, Phase.LISTENING, Phase.PREPARING, Phase.GOING):
+            self.undo(late, blamed=silent & {move.joiner for move in self.moves})
+        elif self.phase is Phase.LEFT and not set(self.running) >= set(self.leaving) and self._can_be_told():
             self.failure = f"{late}, after the point of no return of generation {self.generation}"
-        else:
+        elif self.phase in (Phase.LEFT, Phase.WITHDRAWING):
+            self.waits = late
+            self._progress(f"{late}; still waiting")
             self.deadline_ms = self.desk.now_ms + self._limit()
+
+    def _can_be_told(self) -> bool:
+        """Whether anybody could say that a rank is past the boundary."""
+        return any(self._is_attached(holder) for holder in self.desk.ledger.table)
+
+    def _describe(self, machine_ids: set[str]) -> str:
+        named = [
+            one if self._is_attached(one) else f"{one} (its agent is away)" for one in sorted(machine_ids, key=natural)
+        ]
+        return f"; not heard from: {', '.join(named)}" if named else ""
 
     def _limit(self) -> float:
         limits = self.desk.limits
@@ -354,6 +368,7 @@ class SwitchDrive(SwitchSends):
             Phase.LISTENING: limits.prepare_ms,
             Phase.PREPARING: limits.prepare_ms,
             Phase.GOING: limits.go_ms,
+            Phase.WITHDRAWING: limits.prepare_ms,
             Phase.LEFT: limits.running_ms,
             Phase.MEASURING: limits.measure_ms + 3 * self.desk.progress[1],
         }.get(self.phase, float("inf"))
@@ -363,5 +378,5 @@ class SwitchDrive(SwitchSends):
             self.phase = TRANSITIONS[self.phase, event]
         except KeyError:
             raise ImpossibleTransition(f"switch {self.generation}: found '{event}' in {self.phase.name}") from None
-        self.deadline_ms = self.desk.now_ms + self._limit()
+        self.deadline_ms, self.waits = self.desk.now_ms + self._limit(), ""
         self.desk.record("INSTANT", f"g{self.generation}", self.phase.value)

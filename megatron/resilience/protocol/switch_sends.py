@@ -57,6 +57,8 @@ class SwitchSends:
         self.phase = _phase_of(switch)
         self.restarted = restarted
         self.deadline_ms: float | None = None
+        self.waits = ""
+        """For whom, if a phase that has no end of its own lasts long."""
         self.failure = ""
         self.gone = ""
         """Why no joiner can run any more; it is fatal if the lead leaves nevertheless."""
@@ -71,6 +73,31 @@ class SwitchSends:
         self.told: set[str] = set()
         """Machines whose ranks have the table with this generation in it."""
         self.leaver_peaks: dict[int, int] = {}
+
+    def silent(self) -> set[str]:
+        """Machines whose answer the present phase waits for."""
+        match self.phase:
+            case Phase.JOINING:
+                return {move.joiner for rank, move in self.leaving.items() if rank not in self.built}
+            case Phase.LISTENING:
+                return {move.leaver for rank, move in self.leaving.items() if rank not in self.listening}
+            case Phase.PREPARING:
+                waited = {move.joiner for rank, move in self.leaving.items() if rank not in self.joiners_ready}
+                unready = [
+                    stayer
+                    for leaver, linked in self.linked.items()
+                    for stayer in linked - set(self.leaving)
+                    if leaver not in self.stayers_ready.get(stayer, ())
+                ]
+                return waited | {self.desk.ledger.table[self.desk.slot_of(stayer)] for stayer in unready}
+            case Phase.GOING | Phase.WITHDRAWING:
+                return {self.leaving[self.lead].leaver}
+            case Phase.LEFT if not set(self.running) >= set(self.leaving):
+                return {move.joiner for rank, move in self.leaving.items() if rank not in self.running}
+            case Phase.LEFT:
+                return set(self.desk.ledger.table) - self.told
+            case _:
+                return set()
 
     # -------------------------------------------------------------- what is said
 

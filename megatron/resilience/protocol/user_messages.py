@@ -79,7 +79,7 @@ class StatusAnswer(Message, frozen=True, kw_only=True):
     median_iteration_ms: float
     machines: tuple[MachineView, ...]
     switch: str
-    """Phase of the switch under way; empty if there is none."""
+    """Phase of the switch under way, or for whom it or the next one waits; empty if there is none."""
     queued: tuple[str, ...]
 
 

@@ -175,6 +175,27 @@ def test_tries_are_bounded() -> None:
     assert talk.core.desk.ledger.answers["c1"].text.startswith("given up after 5 tries")
 
 
+def test_no_try_begins_while_the_leavers_agent_is_away() -> None:
+    talk = running()
+    talk.lose(1)
+    talk.migrate("m1")
+    away = "the agent of m1, which is to leave, is away"
+    assert [line.text for line in talk.answers(ProgressLine)] == [f"waiting: {away}"]
+    talk.wait(1_000)
+    assert talk.answers(ProgressLine) == []
+    talk.ask(AskStatus())
+    assert talk.answers(StatusAnswer)[0].switch == away
+    talk.hello(1, (1, 1))
+    assert isinstance(talk.entries[-1], SwitchBegun)
+    talk = running()
+    talk.lose(1)
+    talk.migrate("m1")
+    talk.wait(60_000)
+    (told,) = talk.answers(Finished)
+    assert (told.ok, told.text) == (False, away)
+    assert not any(isinstance(entry, SwitchBegun) for entry in talk.entries)
+
+
 def test_users_who_left_are_not_answered() -> None:
     talk = going()
     talk.feed(UserLost(client=9, time_ms=0))

@@ -152,14 +152,16 @@ def test_the_lead_leaves_when_all_have_acknowledged(own_first: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("event", "lacking"),
     [
-        TransferFailed(generation=5, why="reset"),
-        NoteCame(sender=3, note=NoteFailed(generation=5, why="reset")),
-        WaitedTooLong(generation=5),
+        (TransferFailed(generation=5, why="reset"), (2,)),
+        (NoteCame(sender=3, note=NoteFailed(generation=5, why="reset")), (3,)),
+        (WaitedTooLong(generation=5), (2, 3)),
     ],
 )
-def test_any_failure_before_leave_is_stay(event: TransferFailed | NoteCame | WaitedTooLong) -> None:
+def test_any_failure_before_leave_is_stay(
+    event: TransferFailed | NoteCame | WaitedTooLong, lacking: tuple[int, ...]
+) -> None:
     half, actions = leaver.step(sending(), event)
     assert half.state is LeaverState.OVER
     assert SendNote(peer=3, note=STAY) in actions
@@ -168,6 +170,7 @@ def test_any_failure_before_leave_is_stay(event: TransferFailed | NoteCame | Wai
     assert HoldNewLinks(generation=5, hold=False) in actions
     assert isinstance(actions[-1], Report)
     assert isinstance(actions[-1].report, Stayed)
+    assert actions[-1].report.lacking == lacking, "whose joiners are to blame"
 
 
 def test_what_comes_after_leave_changes_nothing() -> None:
@@ -192,6 +195,14 @@ def test_failures_before_the_boundary_are_remembered() -> None:
     half, actions = leaver.step(half, BoundaryReached(iteration=8))
     assert half.state is LeaverState.OVER
     assert SendNote(peer=1, note=STAY) in actions
+    assert Report(report=Stayed(generation=5, why="global rank 3: reset", lacking=(3,))) in actions
+
+
+def test_a_link_that_comes_up_after_the_vote_is_nobodys_fault() -> None:
+    linked, _ = leaver.step(granted(2), LinkAppeared(peer=7))
+    _, actions = leaver.step(linked, BoundaryReached(iteration=8))
+    why = "links to global ranks [7] came up after the vote"
+    assert actions[-1] == Report(report=Stayed(generation=5, why=why))
 
 
 def test_another_leaver_rank_tells_the_lead_and_passes_its_verdict_on() -> None:

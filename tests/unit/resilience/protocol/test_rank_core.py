@@ -187,7 +187,7 @@ def test_the_lead_casts_after_go_and_says_how_it_ended_again() -> None:
     core.step(BoundaryReached(iteration=4))
     assert waits(core)
     actions = core.step(TransferFailed(generation=2, why="reset"))
-    stayed = Report(report=Stayed(generation=2, why="reset"))
+    stayed = Report(report=Stayed(generation=2, why="reset", lacking=(3,)))
     assert actions[-1] == stayed
     assert not waits(core)
     for command in (Query(generation=2), Go(generation=2), Withdraw(generation=2)):

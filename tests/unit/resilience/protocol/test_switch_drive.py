@@ -11,6 +11,7 @@ from megatron.resilience.protocol.controller_words import Journal, Send
 from megatron.resilience.protocol.journal import SwitchAborted, SwitchBegun, SwitchGo, SwitchWithdraw
 from megatron.resilience.protocol.messages import (
     Abort,
+    AskStatus,
     Cast,
     Discard,
     Go,
@@ -23,12 +24,14 @@ from megatron.resilience.protocol.messages import (
     PrepareLeaver,
     PrepareStayer,
     Progress,
+    ProgressLine,
     Query,
     Ready,
     Release,
     Resolve,
     Running,
     StartRanks,
+    StatusAnswer,
     Stayed,
     Table,
     ToRank,
@@ -98,6 +101,30 @@ def test_before_go_the_controller_aborts_by_itself() -> None:
     assert talk.said(Withdraw) == []
 
 
+def both_leave() -> Talk:
+    """m0 for m2 and m1 for m3, one linked to the other, all built and listening."""
+    talk = running()
+    talk.migrate("m0", "m1")
+    for rank in range(2):
+        talk.build(2 + rank, rank, 2)
+    for rank in range(2):
+        talk.report(rank, rank, Ready(generation=2, linked=(1 - rank,), transfer=f"h{rank}:t"))
+    return talk
+
+
+def test_only_those_are_blamed_whom_it_concerns() -> None:
+    talk = both_leave()
+    talk.report(3, 1, Unready(generation=2, why="reset"), started=2)
+    assert talk.core.desk.ledger.failures == {"m3": 1}
+    talk = both_leave()
+    talk.report(1, 1, Unready(generation=2, why="in use"))
+    assert talk.core.desk.ledger.failures == {}, "a leaver's trouble is no joiner's"
+    talk = both_leave()
+    talk.report(2, 0, Ready(generation=2), started=2)
+    assert late(talk).endswith("; not heard from: m3")
+    assert talk.core.desk.ledger.failures == {"m3": 1}
+
+
 def test_after_go_the_lead_is_asked_first() -> None:
     talk = going()
     talk.end(2, 1, 2)
@@ -113,9 +140,12 @@ def test_after_go_the_lead_is_asked_first() -> None:
 def test_the_verdict_stay_aborts_and_the_next_is_tried() -> None:
     talk = going()
     talk.report(1, 1, Cast(generation=2, boundary=9))
-    talk.report(1, 1, Stayed(generation=2, why="reset"))
+    talk.report(1, 1, Stayed(generation=2, why="reset", lacking=(1,)))
     assert talk.core.desk.ledger.incidents[2].why == "the verdict was STAY: reset"
     assert talk.core.desk.ledger.failures == {"m2": 1}
+    talk = going()
+    talk.report(1, 1, Stayed(generation=2, why="links came up after the vote"))
+    assert talk.core.desk.ledger.failures == {}
 
 
 def test_a_joiner_that_dies_after_leave_fails_the_job_whichever_is_heard_first() -> None:
@@ -170,11 +200,20 @@ def late(talk: Talk) -> str:
 def test_every_phase_has_its_deadline() -> None:
     talk = running()
     talk.migrate("m1")
-    assert "'start joiner' took longer than 1000 ms" in late(talk)
+    assert late(talk) == "'start joiner' took longer than 1000 ms; not heard from: m2"
     talk = running()
     talk.migrate("m1")
     talk.build(2, 1, 2)
-    assert "'prepare leaver' took longer" in late(talk)
+    talk.lose(1)
+    assert late(talk) == "'prepare leaver' took longer than 1000 ms; not heard from: m1 (its agent is away)"
+    assert talk.core.desk.ledger.failures == {}
+    talk = running()
+    talk.migrate("m1")
+    talk.build(2, 1, 2)
+    talk.report(1, 1, Ready(generation=2, linked=(0,), transfer="h1:t"))
+    talk.report(2, 1, Ready(generation=2), started=2)
+    assert late(talk) == "'prepare links' took longer than 1000 ms; not heard from: m0"
+    assert talk.core.desk.ledger.failures == {}
     talk = going()
     assert late(talk) == ""
     assert isinstance(talk.entries[-1], SwitchWithdraw)
@@ -213,7 +252,27 @@ def test_while_nobody_can_tell_the_job_is_not_stopped() -> None:
     assert not talk.core.desk.ledger.ended
     talk.hello(0, (0, 1))
     talk.wait(1_001)
-    assert "'first iteration' took longer" in talk.core.desk.ledger.ended_why
+    late_words = "'first iteration' took longer than 1000 ms; not heard from: m2 (its agent is away), after"
+    assert late_words in talk.core.desk.ledger.ended_why
+
+
+def test_who_waits_is_told_for_whom_when_there_is_no_end_to_it() -> None:
+    talk = going()
+    talk.end(2, 1, 2)
+    talk.lose(1)
+    withdraw = "'withdraw' took longer than 1000 ms; not heard from: m1 (its agent is away)"
+    for _ in range(2):
+        talk.wait(1_001)
+        assert [line.text for line in talk.answers(ProgressLine)] == [f"{withdraw}; still waiting"]
+    talk.ask(AskStatus())
+    assert talk.answers(StatusAnswer)[0].switch == withdraw
+    talk = going()
+    talk.lose(0)
+    talk.report(1, 1, Left(generation=2, boundary=9))
+    talk.report(2, 1, Running(generation=2, iteration=9), started=2)
+    talk.heard(2)
+    talk.wait(1_001)
+    assert "not heard from: m0 (its agent is away)" in talk.answers(ProgressLine)[0].text
 
 
 def test_a_joiner_whose_agent_is_away_is_given_up() -> None:

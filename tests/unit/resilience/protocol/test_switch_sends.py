@@ -158,7 +158,10 @@ def test_a_machine_is_busy_from_the_word_to_start_ranks_until_they_have_ended() 
     assert machine is not None
     assert machine.ranks == {1: 2}
     talk.says(2, StartRefused(generation=2, why="a test"))
-    assert machine.ranks == {1: 3}  # it is asked again, as the user wants no other
+    assert machine.ranks == {}
+    assert "it was refused before for this command" in talk.core.desk.ledger.answers["c1"].text
+    talk.migrate("m1", to=("m2",), command_id="c2")
+    assert machine.ranks == {1: 3}
     talk.end(2, 1, 3)
     assert machine.ranks == {1: 4}
     talk.says(2, StartRefused(generation=3, why="late"))
