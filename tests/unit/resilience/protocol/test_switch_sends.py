@@ -116,6 +116,7 @@ def test_a_machine_that_attaches_again_is_told_the_table_alone() -> None:
 
 def test_leavers_are_kept_until_every_holder_has_the_table() -> None:
     talk = going()
+    talk.heard(0, 2)  # of the table before the switch
     talk.lose(0)
     talk.report(1, 1, Left(generation=2, boundary=9))
     assert [name for name, _ in talk.said(Table)] == ["m2"]
