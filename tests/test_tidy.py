@@ -91,6 +91,14 @@ TESTED_ELSEWHERE = {
 }
 
 
+# All that the protocol may reach beside itself: nothing of it does anything.
+PURE_MODULES = frozenset(
+    {"__future__", "collections", "collections.abc", "dataclasses", "enum", "itertools", "msgspec", "re", "typing"}
+)
+IMPURE_BUILTINS = frozenset({"__import__", "breakpoint", "compile", "eval", "exec", "input", "open", "print"})
+PROTOCOL = "megatron.resilience.protocol"
+
+
 def tracked(*patterns: str) -> list[Path]:
     """Files that git tracks or would track, matching `patterns`."""
     listed = subprocess.run(
@@ -165,6 +173,51 @@ def test_environment_and_wall_clock_are_read_in_their_places(path: Path) -> None
         assert not re.search(r"time\.time\(|datetime\.(now|utcnow|today)\(", text), (
             "pass a clock, or use the monotonic one"
         )
+
+
+def impurities(tree: ast.Module) -> list[str]:
+    """What a module of the protocol may not name."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                imported = [alias.name for alias in names]
+            case ast.ImportFrom(module=module, level=level):
+                imported = ["." * level + (module or "")]
+            case ast.Name(id=name) if name in IMPURE_BUILTINS:
+                found.append(name)
+                continue
+            case _:
+                continue
+        found += [name for name in imported if name not in PURE_MODULES and not f"{name}.".startswith(f"{PROTOCOL}.")]
+    return found
+
+
+@pytest.mark.parametrize("path", tracked("megatron/resilience/protocol/*.py"), ids=name_of)
+def test_the_protocol_is_pure(path: Path) -> None:
+    assert impurities(ast.parse(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("import time", "time"),
+        ("def f():\n    from os import path", "os"),
+        ("import re, urllib.request", "urllib.request"),
+        ("from . import x", "."),
+        ("from megatron.resilience.protocols import x", "megatron.resilience.protocols"),
+        ("def f():\n    say = print", "print"),
+        ("eval('1')", "eval"),
+    ],
+)
+def test_what_is_not_pure_is_seen(source: str, named: str) -> None:
+    assert impurities(ast.parse(source)) == [named]
+
+
+def test_nothing_pure_is_named_that_the_protocol_does_not_use() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in tracked("megatron/resilience/protocol/*.py"))
+    used = set(re.findall(r"^\s*(?:from|import) ([\w.]+)", text, flags=re.MULTILINE))
+    assert used >= PURE_MODULES
 
 
 @pytest.mark.parametrize("path", sources(), ids=name_of)
