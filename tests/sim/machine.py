@@ -54,6 +54,9 @@ class SimMachine:
         self.core = AgentCore(
             machine_id=self.machine_id,
             incarnation=self.incarnation,
+            job="sim",
+            machines=self.job.shape.slots,
+            ranks_per_machine=self.job.per_machine,
             rack=self.rack,
             elastic=self.elastic,
             capacity=self.job.capacity_of(self.machine_id),

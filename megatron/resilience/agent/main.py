@@ -53,6 +53,9 @@ def main(argv: Sequence[str]) -> int:
     core = AgentCore(
         machine_id=settings.machine_id,
         incarnation=time.time_ns() // 1_000_000,
+        job=settings.job,
+        machines=options.machines,
+        ranks_per_machine=options.ranks_per_machine,
         rack=options.rack,
         elastic=options.elastic,
         capacity=Capacity(

@@ -160,6 +160,10 @@ class AgentCore:
 
     machine_id: str
     incarnation: int
+    job: str
+    machines: int
+    """Slots of the job."""
+    ranks_per_machine: int
     rack: str = ""
     elastic: bool = False
     capacity: Capacity
@@ -195,6 +199,9 @@ class AgentCore:
         hello = AgentHello(
             machine_id=self.machine_id,
             incarnation=self.incarnation,
+            job=self.job,
+            machines=self.machines,
+            ranks_per_machine=self.ranks_per_machine,
             rack=self.rack,
             elastic=self.elastic,
             capacity=self.capacity,

@@ -88,10 +88,14 @@ class HeldRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class AgentHello(Message, frozen=True, kw_only=True):
-    """First word of each stream: who, and what runs there. The last hellos of its ranks follow."""
+    """First word of each stream: who, of which job, and what runs there. The last hellos of its ranks follow."""
 
     machine_id: str
     incarnation: int
+    job: str
+    machines: int
+    """Slots of the job, as the agent was told."""
+    ranks_per_machine: int
     rack: str = ""
     elastic: bool = False
     """Asked for only when a migration starts; holds no slot at first."""

@@ -245,10 +245,12 @@ class Commands:
         state = "running" if ledger.running else "starting" if ledger.started else "assembling"
         if ledger.ended:
             state = "ended" if ledger.ended_ok else "failed"
+        here = len(self.desk.members.beginners)
+        gathers = "" if ledger.started or ledger.ended else f"{here} of {spec.slots} machines are here"
         return StatusAnswer(
             job=spec.job,
             state=state,
-            why=ledger.ended_why,
+            why=ledger.ended_why or gathers,
             term=self.desk.term,
             generation=ledger.generation,
             iteration=self.desk.progress[0],

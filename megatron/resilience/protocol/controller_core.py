@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+from megatron.resilience.protocol.admission import not_ours
 from megatron.resilience.protocol.controller_commands import Commands
 from megatron.resilience.protocol.controller_words import (
     AgentLost,
@@ -110,11 +111,7 @@ class ControllerCore:
         desk = self.desk
         if desk.ledger.started:
             return
-        free = [
-            machine
-            for machine in desk.members.machines.values()
-            if machine.attached and not machine.elastic and machine.capacity.ranks >= desk.spec.ranks_per_machine
-        ]
+        free = desk.members.beginners
         if len(free) < desk.spec.slots:
             return
         chosen = sorted((machine.machine_id for machine in free), key=natural)[: desk.spec.slots]
@@ -197,11 +194,11 @@ class ControllerCore:
         desk = self.desk
         before = desk.members.get(hello.machine_id)
         old_connection = before.connection if before else None
-        machine, refused = None, self._is_elsewhere(hello)
-        if not refused:
+        machine, refused, others = None, self._is_elsewhere(hello), not_ours(hello, desk.spec)
+        if not refused and not others:
             machine, refused = desk.members.attach(connection, hello, desk.now_ms)
         if machine is None:
-            self._turn_away(connection, hello, refused)
+            self._turn_away(connection, hello, others or refused, final=bool(others))
             return
         if old_connection is not None and old_connection != connection:
             desk.actions.append(Close(connection=old_connection, why="the agent has a newer connection"))
@@ -238,11 +235,11 @@ class ControllerCore:
             "one agent a machine; set another TRAINMOVER_MACHINE for this one, or end the other"
         )
 
-    def _turn_away(self, connection: int, hello: AgentHello, why: str) -> None:
-        """For now: it asks again. Once the job is over, all who come hear of that."""
+    def _turn_away(self, connection: int, hello: AgentHello, why: str, *, final: bool) -> None:
+        """It asks again, unless that is `final`. Once the job is over, all of its own who come hear of that."""
         desk = self.desk
-        message = Rejected(term=desk.term, why=why, final=False)
-        if desk.ledger.ended:
+        message = Rejected(term=desk.term, why=why, final=final)
+        if desk.ledger.ended and not final:
             over = StopJob(term=desk.term, why=desk.ledger.ended_why)
             desk.actions.append(Send(connection=connection, machine_id=hello.machine_id, message=over))
             return

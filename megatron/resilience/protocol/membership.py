@@ -46,6 +46,11 @@ class Membership:
     _reached: dict[int, Machine] = field(default_factory=dict)
     """Connection -> whom `of` has found behind it; it may have taken another since."""
 
+    @property
+    def beginners(self) -> list[Machine]:
+        """Those that may hold the first slots, and are here."""
+        return [machine for machine in self.machines.values() if machine.attached and not machine.elastic]
+
     def attach(self, connection: int, hello: AgentHello, time_ms: float) -> tuple[Machine | None, str]:
         """Takes a hello: (the machine, "") or (None, why it is turned away)."""
         known = self.machines.get(hello.machine_id)

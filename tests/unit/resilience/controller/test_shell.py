@@ -58,7 +58,15 @@ def controller(tmp_path: Path, store: MemoryStore) -> tuple[Controller, list[str
     return Controller(spec, store, log, on_failure=lambda: stops.append("stop")), stops
 
 
-HELLO = AgentHello(machine_id="machine-0", incarnation=1, capacity=Capacity(ranks=2, memory_bytes=1), facts=Facts())
+HELLO = AgentHello(
+    machine_id="machine-0",
+    incarnation=1,
+    job="a",
+    machines=1,
+    ranks_per_machine=2,
+    capacity=Capacity(ranks=2, memory_bytes=1),
+    facts=Facts(),
+)
 
 
 def test_decision_is_written_down_before_it_is_told(tmp_path: Path) -> None:

@@ -73,6 +73,9 @@ class Talk:
             AgentHello(
                 machine_id=f"m{machine}",
                 incarnation=incarnation,
+                job=SPEC.job,
+                machines=SPEC.slots,
+                ranks_per_machine=SPEC.ranks_per_machine,
                 elastic=machine > 1,
                 capacity=Capacity(ranks=1, memory_bytes=memory),
                 facts=Facts(torch="2"),

@@ -49,7 +49,15 @@ def start(generation: int = 1, ranks: tuple[int, ...] = (2, 3), term: int = 1) -
 
 
 def agent() -> AgentCore:
-    core = AgentCore(machine_id="m1", incarnation=4, capacity=Capacity(ranks=2, memory_bytes=1), facts=Facts(torch="2"))
+    core = AgentCore(
+        machine_id="m1",
+        incarnation=4,
+        job="j",
+        machines=2,
+        ranks_per_machine=2,
+        capacity=Capacity(ranks=2, memory_bytes=1),
+        facts=Facts(torch="2"),
+    )
     core.step(Connected())
     return core
 

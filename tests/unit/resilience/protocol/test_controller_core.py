@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from megatron.resilience.protocol.controller_words import Close, Journal, Send
-from megatron.resilience.protocol.facts import Facts
+from megatron.resilience.protocol.facts import Capacity, Facts
 from megatron.resilience.protocol.journal import JobEnded, JobRunning, JobStarted, SwitchBegun
 from megatron.resilience.protocol.messages import (
     Abort,
+    AgentHello,
     AskStatus,
     Discard,
     Left,
@@ -130,6 +132,30 @@ def test_a_second_agent_with_the_name_of_a_slots_holder_is_turned_away_while_tha
     assert talk.said(StopJob)
 
 
+def test_an_agent_of_another_job_or_shape_is_turned_away_for_good_and_who_is_missing_is_told() -> None:
+    talk = Talk()
+    talk.hello(1)
+    told = AgentHello(
+        machine_id="m0",
+        incarnation=1,
+        job="j",
+        machines=2,
+        ranks_per_machine=1,
+        capacity=Capacity(ranks=1, memory_bytes=1),
+        facts=Facts(),
+    )
+    talk.says(0, msgspec.structs.replace(told, ranks_per_machine=2))
+    ((_, rejected),) = talk.said(Rejected)
+    assert "found --ranks-per-machine 2" in rejected.why
+    assert rejected.final
+    assert any(isinstance(action, Close) for action in talk.last)
+    talk.ask(AskStatus())
+    (status,) = talk.answers(StatusAnswer)
+    assert (status.state, status.why) == ("assembling", "1 of 2 machines are here")
+    talk.says(0, told)
+    assert talk.said(StartRanks)
+
+
 def test_a_joiner_that_has_started_anew_is_given_up() -> None:
     talk = running()
     talk.migrate("m1")
@@ -167,12 +193,15 @@ def test_older_controllers_are_fenced() -> None:
 def test_an_older_connection_of_a_machine_is_not_listened_to() -> None:
     talk = running()
     from megatron.resilience.protocol.controller_words import AgentSaid
-    from megatron.resilience.protocol.messages import AgentHello, HeldRank
+    from megatron.resilience.protocol.messages import HeldRank
 
     machine = talk.core.desk.members.machines["m1"]
     hello = AgentHello(
         machine_id="m1",
         incarnation=1,
+        job="j",
+        machines=2,
+        ranks_per_machine=1,
         capacity=machine.capacity,
         facts=machine.facts,
         ranks=(HeldRank(global_rank=1, slot=1, generation=1),),

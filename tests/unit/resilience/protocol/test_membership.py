@@ -13,6 +13,9 @@ def hello(incarnation: int = 1, *ranks: int) -> AgentHello:
     return AgentHello(
         machine_id="m1",
         incarnation=incarnation,
+        job="j",
+        machines=2,
+        ranks_per_machine=1,
         capacity=Capacity(ranks=1, memory_bytes=incarnation),
         facts=Facts(),
         ranks=tuple(HeldRank(global_rank=rank, slot=0, generation=1) for rank in ranks),

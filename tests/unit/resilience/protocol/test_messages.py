@@ -37,6 +37,9 @@ def test_messages_come_through_unchanged() -> None:
     hello = AgentHello(
         machine_id="m1",
         incarnation=3,
+        job="j",
+        machines=2,
+        ranks_per_machine=2,
         rack="r",
         capacity=Capacity(ranks=2, memory_bytes=10),
         facts=Facts(torch="2.13.0"),

@@ -22,6 +22,9 @@ def machine(machine_id: str, *, torch: str = "2", ranks: int = 1, held: int | No
     return AgentHello(
         machine_id=machine_id,
         incarnation=1,
+        job="j",
+        machines=2,
+        ranks_per_machine=1,
         elastic=True,
         capacity=Capacity(ranks=ranks, memory_bytes=10),
         facts=Facts(torch=torch),
