@@ -51,6 +51,7 @@ TESTED_ELSEWHERE = {
     "megatron/training/config/storage.py": "tests/unit/training/config/test_flag.py",
     "megatron/training/config/training.py": "tests/unit/training/config/test_flag.py",
     "megatron/resilience/agent/agent.py": "tests/functional/test_control_plane.py",
+    "megatron/resilience/agent/agent_config.py": "tests/functional/test_control_plane.py",
     "megatron/resilience/agent/controller_line.py": "tests/functional/test_control_plane.py",
     "megatron/resilience/agent/main.py": "tests/functional/test_control_plane.py",
     "megatron/resilience/agent/output.py": "tests/functional/test_run_launcher.py",

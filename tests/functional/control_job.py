@@ -97,7 +97,8 @@ class ControlJob:
             program = [str(DYING), str(die_after), "before" if half else "after"]
         command = [
             *(sys.executable, *program, "--resilience-dir", str(self.resilience.path), "--job", "control-test"),
-            *("--machines", str(self.slots), "--ranks-per-machine", str(self.per_machine), *flags),
+            *("--machines", str(self.slots), "--ranks-per-machine", str(self.per_machine)),
+            *("--linger", "5", *flags),
         ]
         started = Process("controller", command, self._environment(), self.directory)
         self.controllers.append(started)

@@ -312,6 +312,32 @@ def test_machine_that_can_start_no_process_is_given_up_and_can_be_asked_again(ma
     job.finish()
 
 
+def test_agent_that_was_away_hears_of_the_end(make: Make) -> None:
+    job = make(slots=1, elastic=0)
+    job.start_controller("--linger", "50")
+    job.start_agent("machine-0")
+    job.start_agent("machine-1", elastic=True)
+    job.wait_for("running")
+    job.until(lambda: len(job.status().machines) == 2, "both agents")
+    job.agents["machine-1"].kill()
+    job.hub.finish()
+    assert job.agents["machine-0"].wait() == 0
+    job.until(lambda: job.status().state == "ended", "the end")
+    assert job.start_agent("machine-1", elastic=True).wait() == 0
+    assert job.controllers[0].wait() == 0
+    assert "have not come to hear of it" not in job.controllers[0].text
+
+
+def test_agent_without_ranks_ends_when_its_controller_is_gone_for_good(make: Make) -> None:
+    job = make(slots=1, elastic=0)
+    job.start_controller()
+    agent = job.start_agent("machine-0", "--without-controller", "0.5", elastic=True)
+    job.until(lambda: [one for one in job.status().machines if one.attached], "an agent")
+    job.controllers[0].kill()
+    assert agent.wait() == 1
+    assert "has let this agent in for 0.5 s, and no rank runs here; start it again if the job" in agent.text
+
+
 def test_killed_rank_ends_the_job_with_its_cause(make: Make) -> None:
     job = running(make, slots=2, per_machine=2, elastic=0)
     os.kill(job.hub.holder(3)[1], signal.SIGKILL)

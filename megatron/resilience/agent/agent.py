@@ -11,17 +11,15 @@ import asyncio
 import os
 import signal
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 from megatron.resilience.agent import events, process_tree
-from megatron.resilience.agent.controller_line import ControllerLine, LineCallbacks, LineConfig
-from megatron.resilience.agent.environment import JobShape, inherited_environment, joining_environment
+from megatron.resilience.agent.agent_config import AgentConfig, spawner_command
+from megatron.resilience.agent.alone import AloneWatch
+from megatron.resilience.agent.controller_line import ControllerLine, LineCallbacks
+from megatron.resilience.agent.environment import inherited_environment, joining_environment
 from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK, FailureReport, describe, first_failure
-from megatron.resilience.agent.lifecycle import Limits
 from megatron.resilience.agent.output import LineSink
 from megatron.resilience.agent.rank_socket import RankSocket
-from megatron.resilience.agent.rank_start import StartMode
 from megatron.resilience.agent.signals import STOP_SIGNALS, is_ignored
 from megatron.resilience.agent.spawner_child import SpawnerChild
 from megatron.resilience.protocol.agent_core import (
@@ -58,36 +56,6 @@ ORPHANED_S = 30.0
 _LAST_WORDS_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
-    """One machine's agent."""
-
-    shape: JobShape
-    script: str
-    arguments: tuple[str, ...]
-    start: StartMode
-    log_dir: Path | None
-    report_fd: int | None
-    limits: Limits
-    line: LineConfig
-    first_contact_s: float
-    """How long the first controller is waited for."""
-
-
-def spawner_command(config: AgentConfig, *, machine_id: str, slot: int, generation: int) -> list[str]:
-    """The command line of the spawner of one slot's ranks, without its --report-fd."""
-    log_dir = () if config.log_dir is None else ("--log-dir", str(config.log_dir))
-    return [
-        *(sys.executable, "-m", "megatron.resilience.agent.spawner"),
-        *("--machine", str(slot), "--machines", str(config.shape.machines)),
-        *("--ranks-per-machine", str(config.shape.ranks_per_machine)),
-        *("--master-addr", config.shape.master_addr, "--master-port", str(config.shape.master_port)),
-        *(*log_dir, "--start", config.start.value, "--grace-period", str(config.limits.grace_s)),
-        *("--machine-id", machine_id, "--generation", str(generation)),
-        *("--", config.script, *config.arguments),
-    ]
-
-
 class Agent:
     """See the module. The calling process must be a child subreaper."""
 
@@ -107,10 +75,11 @@ class Agent:
         self._stop_signal = 0
         self._over = asyncio.Event()
         self._socket = RankSocket(token=config.line.token, is_ours=self._is_ours, heard=self._on_report, say=self._say)
+        self._alone = AloneWatch(config.alone_s, self._on_alone)
         callbacks = LineCallbacks(
             connected=lambda: self._step(Connected()),
             said=self._on_controller,
-            disconnected=lambda: self._step(Disconnected()),
+            disconnected=self._on_disconnected,
             refused=self._on_refused,
             away=self._on_away,
         )
@@ -150,13 +119,32 @@ class Agent:
         return held is not None and held.generation == generation
 
     def _on_controller(self, message: ToAgent) -> None:
-        self._has_met = self._has_met or isinstance(message, Welcome | StopJob)
+        if isinstance(message, Welcome | StopJob):
+            self._has_met = True
+            self._alone.met()
         was_stopped = bool(self._core.stopped)
         kills_at_once = isinstance(message, Discard)
         self._step(ControllerSaid(message=message), end_s=0.0 if kills_at_once else self._config.limits.settle_s)
         if isinstance(message, StopJob) and not was_stopped and self._core.stopped:
             self._tell(events.JobStopped(why=message.why))
         self._end_if_done()
+
+    def _on_disconnected(self) -> None:
+        self._step(Disconnected())
+        if self._has_met:
+            self._alone.lost()
+
+    def _on_alone(self) -> None:
+        """Training needs no controller; without ranks there is nothing to wait for but one."""
+        if self._children:
+            return
+        where, limit_s = self._config.line.where, self._config.alone_s
+        words = f"no controller at {where} has let this agent in for {limit_s:g} s, and no rank runs here"
+        if self._core.started:
+            self._say(f"ends: {words}")
+            self._over.set()
+        else:
+            self._fail(f"{words}; start it again if the job still runs")
 
     def _on_report(self, global_rank: int, generation: int, report: RankReport) -> None:
         child = self._children.get(generation)

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megatron.resilience.agent import process_tree
-from megatron.resilience.agent.agent import Agent, AgentConfig
+from megatron.resilience.agent.agent import Agent
+from megatron.resilience.agent.agent_config import AgentConfig
 from megatron.resilience.agent.controller_line import LineConfig
 from megatron.resilience.agent.environment import (
     ControlSettings,
@@ -35,6 +36,7 @@ from megatron.resilience.protocol.agent_core import AgentCore
 from megatron.resilience.protocol.facts import Capacity
 
 _FIRST_CONTACT_S = 300.0
+_ALONE_S = 600.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,6 +90,7 @@ def _config(options: argparse.Namespace, script: list[str], settings: ControlSet
         limits=Limits(grace_s=options.grace_period),
         line=LineConfig(where=settings.controller, token=settings.token, tls=tls_files(options)),
         first_contact_s=options.first_contact,
+        alone_s=options.without_controller,
     )
 
 
@@ -110,6 +113,13 @@ def _parser() -> FlagParser:
     parser.add_argument("--start", choices=[mode.value for mode in StartMode], default=StartMode.FORK.value)
     parser.add_argument("--grace-period", type=float, default=Limits().grace_s, metavar="SECONDS")
     parser.add_argument("--first-contact", type=float, default=_FIRST_CONTACT_S, metavar="SECONDS")
+    parser.add_argument(
+        "--without-controller",
+        type=float,
+        default=_ALONE_S,
+        metavar="SECONDS",
+        help="how long an agent without ranks waits for a controller that has gone",
+    )
     parser.add_argument("--report-fd", type=int, help="descriptor for events, one JSON object a line")
     add_tls_flags(parser)
     return parser

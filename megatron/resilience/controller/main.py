@@ -24,15 +24,13 @@ from megatron.resilience.controller import wire
 from megatron.resilience.controller.directory import DirectoryError, ResilienceDirectory, draw_token
 from megatron.resilience.controller.event_log import EventLog
 from megatron.resilience.controller.server import ControllerServer
-from megatron.resilience.controller.shell import Controller
+from megatron.resilience.controller.shell import Controller, Linger
 from megatron.resilience.controller.store import SqliteStore, Store, StoreError
 from megatron.resilience.protocol.controller_words import JobSpec
 from megatron.resilience.protocol.journal import JournalError
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.2
-_LINGER_S = 2.0
-"""How long it stays for users after the job is over and the last agent has gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +43,7 @@ class ControllerConfig:
     advertise: str
     """Host under which agents reach it; empty: the one it listens on."""
     tls: wire.TlsFiles | None
+    linger: Linger
 
 
 def main(argv: Sequence[str]) -> int:
@@ -97,18 +96,18 @@ async def _serve(config: ControllerConfig, store: Store, event_log: EventLog, to
     for number in (signal.SIGTERM, signal.SIGINT):
         if not is_ignored(number):
             loop.add_signal_handler(number, stop.set)
-    controller = Controller(config.spec, store, event_log, on_failure=stop.set)
+    controller = Controller(config.spec, store, event_log, on_failure=stop.set, linger=config.linger)
     server = ControllerServer(controller, token=token)
     port = await server.start(config.listen, config.tls)
     host = config.advertise or config.listen.rpartition(":")[0]
     config.directory.write_address(f"{host}:{port}")
     _LOG.info("controller of job %s, term %d, at %s:%d", config.spec.job, store.term, host, port)
-    over_ticks = 0
-    while not stop.is_set() and over_ticks * _TICK_S < _LINGER_S:
+    while not stop.is_set() and not controller.may_end:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _TICK_S)
         controller.tick()
-        over_ticks = over_ticks + 1 if controller.is_over else 0
+    if controller.may_end and (untold := controller.core.untold()):
+        _LOG.warning("the job is over; machines that have not come to hear of it: %s", ", ".join(untold))
     await server.stop()
     if controller.failure is not None:
         raise controller.failure
@@ -127,6 +126,13 @@ def parse_arguments(argv: Sequence[str]) -> ControllerConfig:
     parser.add_argument("--ranks-per-machine", type=int, required=True, metavar="L")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="default 127.0.0.1, a free port")
     parser.add_argument("--advertise", default="", metavar="HOST", help="host under which agents reach it")
+    parser.add_argument(
+        "--linger",
+        type=float,
+        default=Linger().away_s,
+        metavar="SECONDS",
+        help="how long machines that are away are waited for when the job is over",
+    )
     add_tls_flags(parser)
     options = parser.parse_flags(list(argv))
     for flag, value in (("--machines", options.machines), ("--ranks-per-machine", options.ranks_per_machine)):
@@ -141,4 +147,5 @@ def parse_arguments(argv: Sequence[str]) -> ControllerConfig:
         listen=options.listen,
         advertise=options.advertise,
         tls=tls_files(options),
+        linger=Linger(away_s=options.linger),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from megatron.resilience.controller.event_log import EventLog
 from megatron.resilience.controller.store import Store
@@ -88,6 +89,16 @@ class Outbox:
         return await self._waiting.get()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linger:
+    """How long a controller stays after its job's end."""
+
+    quiet_s: float = 2.0
+    """For users, and agents whose connection was lost on the way: since the last agent has gone."""
+    away_s: float = 180.0
+    """For machines that are away and have not heard of it: since the end, or this controller's start."""
+
+
 class Controller:
     """See the module. Made and used in one event loop."""
 
@@ -99,8 +110,12 @@ class Controller:
         *,
         on_failure: Callable[[], None],
         limits: Limits | None = None,
+        linger: Linger | None = None,
         wall: Callable[[], float] = wall_clock,
     ) -> None:
+        self._linger = linger or Linger()
+        self._over_since_ms: float | None = None
+        self._quiet_since_ms: float | None = None
         self._store = store
         self._event_log = event_log
         entries = [decode_entry(payload) for payload in store.read()]
@@ -123,9 +138,15 @@ class Controller:
         )
 
     @property
-    def is_over(self) -> bool:
-        """The job has ended, and no agent is connected any more."""
-        return self.core.desk.ledger.ended and not self._agents
+    def may_end(self) -> bool:
+        """The job is over, and all who have to hear of it have heard, or had time to ask."""
+        now_ms = self._clock()
+        if self._over_since_ms is None:
+            return False
+        if now_ms - self._over_since_ms >= self._linger.away_s * 1000:
+            return True
+        is_quiet = self._quiet_since_ms is not None and now_ms - self._quiet_since_ms >= self._linger.quiet_s * 1000
+        return is_quiet and not self.core.untold()
 
     # ------------------------------------------------------------------ from the server
 
@@ -159,7 +180,14 @@ class Controller:
 
     def tick(self) -> None:
         """Time has passed."""
-        self._step(Tick(time_ms=self._clock()))
+        now_ms = self._clock()
+        self._step(Tick(time_ms=now_ms))
+        if self.core.desk.ledger.ended:
+            self._over_since_ms = now_ms if self._over_since_ms is None else self._over_since_ms
+            if self._agents:
+                self._quiet_since_ms = None
+            elif self._quiet_since_ms is None:
+                self._quiet_since_ms = now_ms
 
     # ------------------------------------------------------------------ what follows
 

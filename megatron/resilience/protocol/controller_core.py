@@ -165,6 +165,11 @@ class ControllerCore:
         for machine in self.desk.members.machines.values():
             self.desk.send(machine.machine_id, StopJob(term=self.desk.term, why=why))
 
+    def untold(self) -> list[str]:
+        """Machines that are known to the job and have not been sent its end: they were away."""
+        told = {name for name, machine in self.desk.members.machines.items() if machine.is_told}
+        return sorted({*self.desk.members.machines, *self.desk.ledger.table} - told, key=natural)
+
     # -------------------------------------------------------------- what agents say
 
     def _hear(self, event: AgentSaid) -> None:

@@ -13,6 +13,7 @@ from megatron.resilience.protocol.membership import Membership
 from megatron.resilience.protocol.messages import (
     RankCommand,
     StartRanks,
+    StopJob,
     ToAgent,
     ToController,
     ToRank,
@@ -196,6 +197,7 @@ class Desk:
         if machine is not None and machine.connection is not None:
             if isinstance(message, StartRanks):  # it is busy from now on; the agent tells of the end, or refuses
                 machine.ranks.update(dict.fromkeys(message.ranks, message.generation))
+            machine.is_told = machine.is_told or isinstance(message, StopJob)
             self.actions.append(Send(connection=machine.connection, machine_id=machine_id, message=message))
 
     def to_rank(self, machine_id: str, global_rank: int, command: RankCommand) -> None:

@@ -29,6 +29,8 @@ class Machine:
     """None while its agent is not connected."""
     ranks: dict[int, int] = field(default_factory=dict)
     """Global rank -> generation in which its process was started."""
+    is_told: bool = False
+    """The end of the job was sent to it."""
     idle_since_ms: float = 0.0
     lost_since_ms: float = 0.0
 

@@ -6,15 +6,24 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from megatron.resilience.controller.event_log import EventLog
-from megatron.resilience.controller.shell import OUTBOX_MESSAGES_MAX, Clock, Controller, Outbox
+from megatron.resilience.controller.shell import OUTBOX_MESSAGES_MAX, Clock, Controller, Linger, Outbox
 from megatron.resilience.controller.store import StoreError
 from megatron.resilience.protocol.controller_words import JobSpec
 from megatron.resilience.protocol.facts import Capacity, Facts
 from megatron.resilience.protocol.journal import JobStarted, decode_entry, encode_entry
-from megatron.resilience.protocol.messages import AgentHello, AskStatus, Message, StartRanks, StatusAnswer, Welcome
+from megatron.resilience.protocol.messages import (
+    AgentHello,
+    AskStatus,
+    Message,
+    StartRanks,
+    StatusAnswer,
+    StopJob,
+    Welcome,
+)
 
 READINGS_MAX = 100_000
 """Of a clock, until it must have moved."""
@@ -50,12 +59,12 @@ class Recorder(Outbox):
         self.said.append(message)
 
 
-def controller(tmp_path: Path, store: MemoryStore) -> tuple[Controller, list[str]]:
+def controller(tmp_path: Path, store: MemoryStore, linger: Linger | None = None) -> tuple[Controller, list[str]]:
     log = EventLog(tmp_path / "events.jsonl")
     log.open()
     stops: list[str] = []
     spec = JobSpec(job="a", slots=1, ranks_per_machine=2)
-    return Controller(spec, store, log, on_failure=lambda: stops.append("stop")), stops
+    return Controller(spec, store, log, on_failure=lambda: stops.append("stop"), linger=linger), stops
 
 
 HELLO = AgentHello(
@@ -107,6 +116,49 @@ def test_users_get_their_own_answers(tmp_path: Path) -> None:
         one.user_gone(gone)
         assert isinstance(await asyncio.wait_for(first.get(), 5), StatusAnswer)
         assert isinstance(await asyncio.wait_for(second.get(), 5), StatusAnswer)
+
+    asyncio.run(run())
+
+
+def test_controller_stays_until_every_machine_has_heard_of_the_end_within_a_limit(tmp_path: Path) -> None:
+    async def run() -> None:
+        patient = Linger(quiet_s=0.0, away_s=1e9)
+        one, _ = controller(tmp_path, MemoryStore([]), patient)
+        other = msgspec.structs.replace(HELLO, machine_id="machine-9", elastic=True)
+        first, _ = one.agent_came()
+        second, _ = one.agent_came()
+        one.agent_said(second, other)
+        one.agent_said(first, HELLO)
+        one.agent_gone(second)
+        one.tick()
+        assert not one.may_end
+        one.core.fail_job("over")
+        one.tick()
+        assert not one.may_end, "an agent is connected"
+        one.agent_gone(first)
+        one.tick()
+        assert not one.may_end, "the other has not heard of it"
+        third, outbox = one.agent_came()
+        one.agent_said(third, other)
+        assert isinstance(await asyncio.wait_for(outbox.get(), 5), Welcome)
+        assert isinstance(await asyncio.wait_for(outbox.get(), 5), StopJob)
+        one.agent_gone(third)
+        one.tick()
+        assert one.may_end
+
+    asyncio.run(run())
+
+
+def test_controller_does_not_wait_for_ever_for_machines_that_are_away(tmp_path: Path) -> None:
+    async def run() -> None:
+        one, _ = controller(tmp_path, MemoryStore([]), Linger(quiet_s=1e9, away_s=0.0))
+        connection, _ = one.agent_came()
+        one.agent_said(connection, HELLO)
+        one.agent_gone(connection)
+        one.core.fail_job("over")
+        assert one.core.untold() == ["machine-0"]
+        one.tick()
+        assert one.may_end
 
     asyncio.run(run())
 
