@@ -75,8 +75,6 @@ TESTED_ELSEWHERE = {
     "megatron/resilience/cli/user.py": "tests/unit/resilience/cli/test_run.py",
     "megatron/resilience/proof/commands.py": "tests/distributed/test_prove_planned.py",
     "megatron/resilience/proof/planned.py": "tests/distributed/test_prove_planned.py",
-    "megatron/resilience/controller/client.py": "tests/functional/test_control_plane.py",
-    "megatron/resilience/controller/main.py": "tests/functional/test_control_plane.py",
     "megatron/resilience/controller/server.py": "tests/functional/test_control_plane.py",
     "megatron/resilience/protocol/agent_messages.py": "tests/unit/resilience/protocol/test_messages.py",
     "megatron/resilience/protocol/controller_words.py": "tests/unit/resilience/protocol/test_controller_core.py",

@@ -11,12 +11,11 @@ import msgspec
 
 from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
 from megatron.resilience.cli.migrate import bytes_text
-from megatron.resilience.cli.user import find_client, find_directory, user_parser
+from megatron.resilience.cli.user import find_client, find_directory, read_end, read_journal, user_parser
 from megatron.resilience.controller.client import ClientError, ControllerClient
 from megatron.resilience.controller.directory import ResilienceDirectory
-from megatron.resilience.controller.store import StoreError, read_entries
 from megatron.resilience.protocol.incidents import Incident, milliseconds
-from megatron.resilience.protocol.journal import JournalError, Ledger, decode_entry
+from megatron.resilience.protocol.journal import Ledger, incident_of
 from megatron.resilience.protocol.messages import AskIncidents, IncidentsAnswer
 
 _PATIENCE_S = 5.0
@@ -30,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     directory = find_directory(options)
     try:
         incidents = known_incidents(find_client(options), directory)
-    except (ClientError, StoreError, JournalError) as error:
+    except ClientError as error:
         print(f"trainmover: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
     if options.json:
@@ -43,22 +42,36 @@ def main(argv: Sequence[str]) -> int:
 
 
 def known_incidents(client: ControllerClient, directory: ResilienceDirectory | None) -> tuple[Incident, ...]:
-    """From the controller or, once the job is over and it has gone, from its journal.
+    """From the controller; from its journal where that can be read, once the job is over or if nobody answers.
 
-    Raises ClientError, StoreError, JournalError.
+    Raises ClientError.
     """
-    if directory is not None and directory.journal.exists():
-        ledger = Ledger()
-        for entry in read_entries(directory.journal):
-            ledger.apply(decode_entry(entry))
-        if ledger.ended:
-            return ledger.all_incidents()
-    return ask_incidents(client)
+    end = read_end(directory)
+    if end is not None:
+        return end.all_incidents()
+    try:
+        return ask_incidents(client)
+    except ClientError as error:
+        ledger = None if directory is None else read_journal(directory)
+        if ledger is None:
+            raise
+        print(f"trainmover: from the journal, as the controller does not answer: {error}", file=sys.stderr)
+        return (*ledger.all_incidents(), *_under_way(ledger))
+
+
+def _under_way(ledger: Ledger) -> tuple[Incident, ...]:
+    """What was prepared when the journal ends, as long as that had lasted by its last entry."""
+    switch = ledger.switch
+    if switch is None:
+        return ()
+    phase, since_ms = switch.marks[-1]
+    boundary = ledger.boundaries.get(switch.generation, -1)
+    return (incident_of(switch, outcome=phase, end_ms=since_ms, boundary=boundary),)
 
 
 def ask_incidents(client: ControllerClient) -> tuple[Incident, ...]:
     """All so far. Raises ClientError."""
-    for answer in client.ask(AskIncidents(), patience_s=_PATIENCE_S, retry=lambda: None):
+    for answer in client.ask(AskIncidents(), patience_s=_PATIENCE_S, answer_s=_PATIENCE_S, retry=lambda: None):
         if isinstance(answer, IncidentsAnswer):
             return answer.incidents
     raise ClientError("the controller gave no incidents")

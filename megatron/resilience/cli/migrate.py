@@ -6,8 +6,8 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
-from megatron.resilience.cli.user import find_client, user_parser
+from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_OK
+from megatron.resilience.cli.user import describe_end, find_client, find_directory, read_end, user_parser
 from megatron.resilience.controller.client import ClientError
 from megatron.resilience.protocol.incidents import Incident
 from megatron.resilience.protocol.messages import Accepted, Finished, Migrate, ProgressLine, Refused
@@ -21,11 +21,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--from", dest="leavers", action="append", required=True, metavar="MACHINE", help="to leave")
     parser.add_argument("--to", action="append", default=[], metavar="MACHINE", help="to join (default: chosen)")
     options = parser.parse_flags(list(argv))
-    client = find_client(options)
+    client, directory = find_client(options), find_directory(options)
+    end = read_end(directory)
+    if end is not None:
+        print(f"trainmover: refused: {describe_end(end)}", file=sys.stderr)
+        return EXIT_FAILURE
     command = Migrate(command_id=secrets.token_hex(8), leavers=tuple(options.leavers), to=tuple(options.to))
     told: set[str] = set()
 
     def retry() -> None:
+        end = read_end(directory)
+        if end is not None:
+            raise ClientError(describe_end(end))
         if "retry" not in told:
             told.add("retry")
             _say("the controller does not answer; asking again")
@@ -41,6 +48,13 @@ def main(argv: Sequence[str]) -> int:
                     return EXIT_FAILURE
                 case Finished():
                     return _finish(answer)
+    except KeyboardInterrupt:
+        print(
+            "trainmover: waits no longer; once it was accepted the migration goes on; see `trainmover status`, and "
+            "`trainmover incidents` when it is over",
+            file=sys.stderr,
+        )
+        return EXIT_INTERRUPTED
     except ClientError as error:
         print(f"trainmover: error: {error}", file=sys.stderr)
         return EXIT_FAILURE

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
-from megatron.resilience.cli.user import find_client, user_parser
+from megatron.resilience.cli.user import describe_end, find_client, find_directory, read_end, user_parser
 from megatron.resilience.controller.client import ClientError, ControllerClient
-from megatron.resilience.protocol.messages import AskStatus, StatusAnswer
+from megatron.resilience.controller.store import StoreError, read_job
+from megatron.resilience.protocol.journal import Ledger
+from megatron.resilience.protocol.messages import AskStatus, MachineView, StatusAnswer
 
 _PATIENCE_S = 5.0
 _WATCH_S = 1.0
@@ -26,12 +28,16 @@ def main(argv: Sequence[str]) -> int:
     output.add_argument("--json", action="store_true", help="one JSON object")
     output.add_argument("--watch", action="store_true", help="again every second, until the job is over")
     options = parser.parse_flags(list(argv))
-    client = find_client(options)
+    client, directory = find_client(options), find_directory(options)
+    end = read_end(directory)
     try:
-        if options.watch:
+        if end is not None and directory is not None:
+            status = status_at_end(end, read_job(directory.journal))
+        elif options.watch:
             return _watch(client)
-        status = ask_status(client)
-    except ClientError as error:
+        else:
+            status = ask_status(client)
+    except (ClientError, StoreError) as error:
         print(f"trainmover: error: {error}", file=sys.stderr)
         return EXIT_FAILURE
     if options.json:
@@ -43,10 +49,38 @@ def main(argv: Sequence[str]) -> int:
 
 def ask_status(client: ControllerClient) -> StatusAnswer:
     """The status now. Raises ClientError."""
-    for answer in client.ask(AskStatus(), patience_s=_PATIENCE_S, retry=lambda: None):
+    for answer in client.ask(AskStatus(), patience_s=_PATIENCE_S, answer_s=_PATIENCE_S, retry=lambda: None):
         if isinstance(answer, StatusAnswer):
             return answer
     raise ClientError("the controller gave no status")
+
+
+def status_at_end(ledger: Ledger, job: str) -> StatusAnswer:
+    """Of a job that is over, from its journal: who held the slots at last."""
+    held = enumerate(zip(ledger.table, ledger.slot_generations, ledger.incarnations, strict=True))
+    return StatusAnswer(
+        job=job,
+        state="ended" if ledger.ended_ok else "failed",
+        why=describe_end(ledger),
+        term=0,
+        generation=ledger.generation,
+        iteration=0,
+        median_iteration_ms=0.0,
+        machines=tuple(
+            MachineView(
+                machine_id=machine_id,
+                incarnation=incarnation,
+                rack="",
+                attached=False,
+                slot=slot,
+                generation=generation,
+                state="ended",
+            )
+            for slot, (machine_id, generation, incarnation) in held
+        ),
+        switch="",
+        queued=(),
+    )
 
 
 def as_json(status: StatusAnswer) -> dict[str, Any]:
@@ -63,7 +97,8 @@ def table(status: StatusAnswer) -> Any:
     from rich.text import Text
 
     pace = f", iteration {status.iteration}, {status.median_iteration_ms:.0f} ms each" if status.iteration else ""
-    lines = [f"job {status.job}: {status.state}{pace}; generation {status.generation}, controller's term {status.term}"]
+    term = f", controller's term {status.term}" if status.term else ""
+    lines = [f"job {status.job}: {status.state}{pace}; generation {status.generation}{term}"]
     if status.why:
         lines.append(status.why)
     if status.switch:

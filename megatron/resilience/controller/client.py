@@ -33,8 +33,15 @@ class ControllerClient:
     token: str
     tls: wire.TlsFiles | None = None
 
-    def ask(self, command: UserCommand, *, patience_s: float, retry: Callable[[], None]) -> Iterator[UserAnswer]:
-        """Yields answers until the last.
+    def ask(
+        self,
+        command: UserCommand,
+        *,
+        patience_s: float,
+        retry: Callable[[], None],
+        answer_s: float | None = None,
+    ) -> Iterator[UserAnswer]:
+        """Yields answers until the last, which must come within `answer_s` if that is given.
 
         A controller that cannot be reached, or that dies on the way, is asked again for `patience_s` after the last
         sign of life; `retry()` is called before. A command may so be taken twice: it bears an id of its own.
@@ -43,7 +50,7 @@ class ControllerClient:
         while True:
             has_answered = False
             try:
-                for payload in self._call(encode(command)):
+                for payload in self._call(encode(command), answer_s):
                     has_answered = True
                     answer: UserAnswer = decode(payload, sender=Party.CONTROLLER, receiver=Party.USER)
                     yield answer
@@ -58,12 +65,12 @@ class ControllerClient:
                 deadline_s = time.monotonic() + patience_s
             if time.monotonic() >= deadline_s:
                 raise ClientError(
-                    f"{failure}; expected one to answer within {patience_s:g} s; training goes on without"
+                    f"{failure}; expected an answer in {patience_s:g} s; if the job still runs, it trains on without"
                 )
             retry()
             time.sleep(_RETRY_S)
 
-    def _call(self, payload: bytes) -> Iterator[bytes]:
+    def _call(self, payload: bytes, answer_s: float | None) -> Iterator[bytes]:
         address = resolve_address(self.where)
         if self.tls is None:
             channel = grpc.insecure_channel(address, options=wire.OPTIONS)
@@ -71,4 +78,4 @@ class ControllerClient:
             channel = grpc.secure_channel(address, wire.channel_credentials(self.tls), options=wire.OPTIONS)
         with channel:
             call: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"/{wire.SERVICE}/{wire.ASK}")
-            yield from call(payload, metadata=wire.metadata(self.token))
+            yield from call(payload, metadata=wire.metadata(self.token), timeout=answer_s)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from megatron.resilience.protocol.journal import Ledger, decode_entry
 
@@ -44,12 +45,31 @@ class Store(Protocol):
         """Gives the journal back."""
 
 
+_DESCRIPTION = re.compile(r"job (.*), \d+ slots of \d+ ranks", re.DOTALL)
+
+
+def describe_job(job: str, *, slots: int, ranks_per_machine: int) -> str:
+    """What a journal says of itself, so that it is used for no other job."""
+    return f"job {job}, {slots} slots of {ranks_per_machine} ranks"
+
+
+def read_job(path: Path) -> str:
+    """The name of a journal's job; empty if there is none in it. Raises StoreError."""
+    found = _DESCRIPTION.fullmatch(next(iter(_select(path, "SELECT description FROM job")), ""))
+    return found.group(1) if found else ""
+
+
 def read_entries(path: Path) -> list[bytes]:
     """The entries of a journal that may be in use, oldest first; changes nothing. Raises StoreError."""
+    return _select(path, "SELECT entry FROM entries ORDER BY number")
+
+
+def _select(path: Path, query: str) -> list[Any]:
+    """The only column that `query` asks for."""
     try:
         database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         try:
-            return [entry for (entry,) in database.execute("SELECT entry FROM entries ORDER BY number")]
+            return [value for (value,) in database.execute(query)]
         finally:
             database.close()
     except sqlite3.Error as error:

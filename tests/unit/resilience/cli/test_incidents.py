@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from megatron.resilience.cli.incidents import table
+from megatron.resilience.cli.main import main
+from megatron.resilience.protocol.journal import AnyEntry
+from tests.unit.resilience.cli.finished import BEGUN, ENDED, PREPARING, STARTED, TAKEN, make
 from tests.unit.resilience.cli.test_migrate import INCIDENT
 
 
@@ -35,3 +41,20 @@ def test_each_incident_is_a_row_and_an_aborted_one_has_no_cost() -> None:
         ],
         ["g3", "migration", "aborted: it died", move, "-", "-", "-", "-", "-", phases],
     ]
+
+
+@pytest.mark.parametrize(("entries", "outcome"), [((ENDED,), "failed"), ((), "prepare links")])
+def test_incidents_are_read_from_the_journal_when_no_controller_answers(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    entries: tuple[AnyEntry, ...],
+    outcome: str,
+) -> None:
+    monkeypatch.setattr("megatron.resilience.cli.incidents._PATIENCE_S", 0.1)
+    make(tmp_path / "r", STARTED, TAKEN, BEGUN, PREPARING, *entries)
+    assert main(["incidents", "--json", "--resilience-dir", str(tmp_path / "r")]) == 0
+    said = capsys.readouterr()
+    (incident,) = json.loads(said.out)
+    assert (incident["outcome"], incident["joiners"]) == (outcome, ["machine-2"])
+    assert ("as the controller does not answer" in said.err) == (not entries)

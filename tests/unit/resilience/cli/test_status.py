@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+import re
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from megatron.resilience.cli.main import main
 from megatron.resilience.cli.status import as_json, table
 from megatron.resilience.protocol.messages import MachineView, StatusAnswer
+from tests.unit.resilience.cli.finished import ENDED, STARTED, make
 
 STATUS = StatusAnswer(
     job="night",
@@ -49,3 +55,29 @@ def test_json_has_plain_values_and_no_field_of_the_wire() -> None:
     assert plain["machines"][1]["slot"] is None
     assert plain["iteration"] == 120
     assert "message" not in plain
+
+
+def test_status_of_a_job_that_is_over_is_read_from_its_journal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    make(tmp_path / "r", STARTED, ENDED)
+    assert main(["status", "--resilience-dir", str(tmp_path / "r")]) == 0
+    said = capsys.readouterr().out
+    assert "job night: failed; generation 1\n" in said
+    assert re.search(r"the job failed at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, exit 1: global rank 1 on machine", said)
+    assert main(["status", "--json", "--resilience-dir", str(tmp_path / "r")]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["job"], status["state"]) == ("night", "failed")
+    assert [(one["machine_id"], one["slot"]) for one in status["machines"]] == [("machine-0", 0), ("machine-1", 1)]
+
+
+def test_job_that_may_still_run_is_not_said_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("megatron.resilience.cli.status._PATIENCE_S", 0.1)
+    make(tmp_path / "r", STARTED)
+    assert main(["status", "--resilience-dir", str(tmp_path / "r")]) == 1
+    said = capsys.readouterr().err
+    assert "no controller at" in said
+    assert "if the job still runs, it trains on without" in said
