@@ -32,6 +32,7 @@ from megatron.resilience.agent.rank_start import StartMode
 from megatron.resilience.agent.spawner import split_at_script
 from megatron.resilience.cli.tls_flags import add_tls_flags, tls_files
 from megatron.resilience.cli.usage import FlagParser, UsageError
+from megatron.resilience.controller.wire import TlsFiles
 from megatron.resilience.protocol.agent_core import AgentCore
 from megatron.resilience.protocol.facts import Capacity
 
@@ -47,6 +48,7 @@ def main(argv: Sequence[str]) -> int:
     install_environment(default_environment(inherited_environment(), options.master_addr))
     settings = control_settings(inherited_environment())
     _check_settings(settings)
+    tls = tls_files(options)
     process_tree.become_subreaper()
     if options.report_fd is not None:
         os.set_inheritable(options.report_fd, False)
@@ -71,10 +73,12 @@ def main(argv: Sequence[str]) -> int:
             variables=steering_variables(inherited_environment()),
         ),
     )
-    return asyncio.run(Agent(_config(options, script, settings), core).run())
+    return asyncio.run(Agent(_config(options, script, settings, tls), core).run())
 
 
-def _config(options: argparse.Namespace, script: list[str], settings: ControlSettings) -> AgentConfig:
+def _config(
+    options: argparse.Namespace, script: list[str], settings: ControlSettings, tls: TlsFiles | None
+) -> AgentConfig:
     return AgentConfig(
         shape=JobShape(
             machines=options.machines,
@@ -88,7 +92,7 @@ def _config(options: argparse.Namespace, script: list[str], settings: ControlSet
         log_dir=options.log_dir,
         report_fd=options.report_fd,
         limits=Limits(grace_s=options.grace_period),
-        line=LineConfig(where=settings.controller, token=settings.token, tls=tls_files(options)),
+        line=LineConfig(where=settings.controller, token=settings.token, tls=tls),
         first_contact_s=options.first_contact,
         alone_s=options.without_controller,
     )

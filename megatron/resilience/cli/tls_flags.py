@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from megatron.resilience.cli.usage import UsageError
-from megatron.resilience.controller.wire import TlsFiles
+from megatron.resilience.controller.wire import TlsError, TlsFiles
 
 
 def add_tls_flags(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_tls_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def tls_files(options: argparse.Namespace) -> TlsFiles | None:
-    """What was given, or None. Raises UsageError for a part of it."""
+    """What was given, or None. Raises UsageError for a part of it, or files that cannot be read."""
     given = (options.tls_authority, options.tls_certificate, options.tls_key)
     if not any(given):
         return None
@@ -27,4 +27,9 @@ def tls_files(options: argparse.Namespace) -> TlsFiles | None:
             "found some of --tls-authority, --tls-certificate, --tls-key, expected all three or none; "
             "without any, connections are not encrypted"
         )
-    return TlsFiles(authority=given[0], certificate=given[1], key=given[2])
+    files = TlsFiles(authority=given[0].absolute(), certificate=given[1].absolute(), key=given[2].absolute())
+    try:
+        files.read()
+    except TlsError as error:
+        raise UsageError(str(error)) from error
+    return files

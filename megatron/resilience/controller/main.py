@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.resilience.agent.environment import inherited_environment
+from megatron.resilience.agent.environment import control_settings, inherited_environment
 from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK
 from megatron.resilience.agent.signals import is_ignored
 from megatron.resilience.cli.tls_flags import add_tls_flags, tls_files
@@ -25,12 +25,13 @@ from megatron.resilience.controller.directory import DirectoryError, ResilienceD
 from megatron.resilience.controller.event_log import EventLog
 from megatron.resilience.controller.server import ControllerServer
 from megatron.resilience.controller.shell import Controller, Linger
-from megatron.resilience.controller.store import SqliteStore, Store, StoreError
+from megatron.resilience.controller.store import SqliteStore, Store, StoreError, describe_job
 from megatron.resilience.protocol.controller_words import JobSpec
 from megatron.resilience.protocol.journal import JournalError
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.2
+_ANY_HOST = ("0.0.0.0", "::", "*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ def sqlite_store(config: ControllerConfig) -> Store:
     """The journal of the resilience directory, opened. Raises StoreError, OSError."""
     config.directory.make()
     spec = config.spec
-    description = f"job {spec.job}, {spec.slots} slots of {spec.ranks_per_machine} ranks"
+    description = describe_job(spec.job, slots=spec.slots, ranks_per_machine=spec.ranks_per_machine)
     store = SqliteStore(config.directory.journal, description=description)
     store.open()
     return store
@@ -82,8 +83,8 @@ def run(config: ControllerConfig, store: Store) -> int:
 
 def _settle_token(directory: ResilienceDirectory) -> str:
     """The token of the environment, else of the directory, else a new one; kept in the directory."""
-    given = inherited_environment().get("TRAINMOVER_TOKEN")
-    if given is None and directory.token_file.exists():
+    given = control_settings(inherited_environment()).token
+    if not given and directory.token_file.exists():
         return directory.read_token()
     token = given or draw_token()
     directory.write_token(token)
@@ -141,6 +142,11 @@ def parse_arguments(argv: Sequence[str]) -> ControllerConfig:
     host, _, port = options.listen.rpartition(":")
     if not host or not port.isdecimal():
         raise UsageError(f"found --listen {options.listen}, expected HOST:PORT, port 0 for a free one")
+    if not options.advertise and host.strip("[]") in _ANY_HOST:
+        raise UsageError(
+            f"found --listen {options.listen}, which names no host that agents could call, expected --advertise HOST "
+            "with it"
+        )
     return ControllerConfig(
         spec=JobSpec(job=options.job, slots=options.machines, ranks_per_machine=options.ranks_per_machine),
         directory=ResilienceDirectory(path=options.resilience_dir),

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from megatron.resilience.cli.main import main
+from megatron.resilience.controller.main import parse_arguments
+from tests.unit.resilience.cli.finished import make
 
 
 @pytest.fixture
@@ -134,6 +136,38 @@ def test_agent_says_what_its_environment_lacks(
 def test_a_part_of_the_tls_files_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     flags = ("--resilience-dir", str(tmp_path), "--job", "a", "--machines", "1", "--ranks-per-machine", "1")
     assert "expected all three or none" in refusal(capsys, "controller", *flags, "--tls-key", "key.pem")
+
+
+@pytest.mark.parametrize("command", ["status", "incidents", "migrate --from a", "controller --job a", "agent"])
+def test_tls_files_that_cannot_be_read_are_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], command: str, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("CONTROLLER", "TOKEN", "JOB", "MACHINE"):
+        monkeypatch.setenv(f"TRAINMOVER_{variable}", "value")
+    name, *flags = command.split()
+    if name in ("controller", "agent"):
+        flags += ["--machines", "1", "--ranks-per-machine", "1"]
+    if name == "agent":
+        flags += ["--master-addr", "127.0.0.1", "--master-port", "1"]
+    else:
+        make(tmp_path / "r")
+        flags += ["--resilience-dir", str(tmp_path / "r")]
+    for kind in ("authority", "certificate", "key"):
+        flags += [f"--tls-{kind}", str(tmp_path / "no.pem")]
+    if name == "agent":
+        flags += ["--", script]
+    assert "no.pem not readable (No such file or directory)" in refusal(capsys, name, *flags)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7070", "[::]:0"])
+def test_controller_that_nobody_could_find_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, listen: str
+) -> None:
+    flags = ("--resilience-dir", str(tmp_path), "--job", "a", "--machines", "1", "--ranks-per-machine", "1")
+    said = refusal(capsys, "controller", *flags, "--listen", listen)
+    assert f"found --listen {listen}, which names no host" in said
+    config = parse_arguments([*flags, "--listen", listen, "--advertise", "here"])
+    assert config.advertise == "here"
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
