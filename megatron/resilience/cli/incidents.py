@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from megatron.resilience.protocol.incidents import Incident, milliseconds
 from megatron.resilience.protocol.journal import Ledger, incident_of
 from megatron.resilience.protocol.messages import AskIncidents, IncidentsAnswer
 
+TABLE_WIDTH = 160
+"""Columns that a table needs; on a narrower terminal an incident has lines of its own."""
 _PATIENCE_S = 5.0
 
 
@@ -37,7 +40,11 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_OK
     from rich.console import Console
 
-    Console(file=sys.stdout).print(table(incidents) if incidents else "no incidents")
+    console = Console(file=sys.stdout)
+    if incidents and console.width < TABLE_WIDTH:
+        print("\n".join(paragraphs(incidents, console.width)))
+    else:
+        console.print(table(incidents) if incidents else "no incidents")
     return EXIT_OK
 
 
@@ -77,28 +84,50 @@ def ask_incidents(client: ControllerClient) -> tuple[Incident, ...]:
     raise ClientError("the controller gave no incidents")
 
 
+COLUMNS = ("id", "kind", "outcome", "moves", "at iteration", "downtime", "lost", "links", "moved", "phases")
+
+
+def cells(incident: Incident) -> tuple[str, ...]:
+    """What a row says of an incident, in the order of COLUMNS."""
+    moves = ", ".join(
+        f"slot {slot}: {leaver} -> {joiner}"
+        for slot, leaver, joiner in zip(incident.slots, incident.leavers, incident.joiners, strict=True)
+    )
+    outcome = incident.outcome + (f": {incident.why}" if incident.why else "")
+    happened = incident.boundary >= 0 and incident.ranks_measured > 0
+    return (
+        incident.incident_id,
+        incident.kind,
+        outcome,
+        moves,
+        str(incident.boundary) if incident.boundary >= 0 else "-",
+        milliseconds(incident.downtime_ms) if happened else "-",
+        milliseconds(incident.lost_ms) if happened else "-",
+        f"{incident.links_replaced} replaced, {incident.links_kept} kept" if happened else "-",
+        bytes_text(incident.bytes_moved) if happened else "-",
+        ", ".join(f"{phase.name} {phase.duration_ms:.0f} ms" for phase in incident.phases),
+    )
+
+
 def table(incidents: Sequence[Incident]) -> Any:
     """A rich table, a row an incident."""
     from rich.table import Table
 
-    rows = Table("id", "kind", "outcome", "moves", "at iteration", "downtime", "lost", "links", "moved", "phases")
+    rows = Table(*COLUMNS)
     for incident in incidents:
-        moves = ", ".join(
-            f"slot {slot}: {leaver} -> {joiner}"
-            for slot, leaver, joiner in zip(incident.slots, incident.leavers, incident.joiners, strict=True)
-        )
-        outcome = incident.outcome + (f": {incident.why}" if incident.why else "")
-        happened = incident.boundary >= 0 and incident.ranks_measured > 0
-        rows.add_row(
-            incident.incident_id,
-            incident.kind,
-            outcome,
-            moves,
-            str(incident.boundary) if incident.boundary >= 0 else "-",
-            milliseconds(incident.downtime_ms) if happened else "-",
-            milliseconds(incident.lost_ms) if happened else "-",
-            f"{incident.links_replaced} replaced, {incident.links_kept} kept" if happened else "-",
-            bytes_text(incident.bytes_moved) if happened else "-",
-            ", ".join(f"{phase.name} {phase.duration_ms:.0f} ms" for phase in incident.phases),
-        )
+        rows.add_row(*cells(incident))
     return rows
+
+
+def paragraphs(incidents: Sequence[Incident], width: int) -> list[str]:
+    """The same where a table would not fit: what and at which cost, what moved, the phases; each wrapped."""
+    lines = []
+    for incident in incidents:
+        said = dict(zip(COLUMNS, cells(incident), strict=True))
+        cost = [f"{name} {said[name]}" for name in ("at iteration", "downtime", "lost") if said[name] != "-"]
+        moved = [f"{name} {said[name]}" for name in ("links", "moved") if said[name] != "-"]
+        first = f"{said['id']} {said['kind']}: {', '.join([said['outcome'], *cost])}"
+        lines += textwrap.wrap(first, width, subsequent_indent="  ")
+        for line in (", ".join([said["moves"], *moved]), said["phases"]):
+            lines += textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="    ")
+    return lines
