@@ -169,7 +169,7 @@ class StateClient:
         self._connection, self._unreachable_since_s = connection, None
 
     def _greet(self, patience: Patience) -> None:
-        """Challenge, HELLO, WELCOME. The challenge may take until the boundary, what follows may not."""
+        """Challenge, HELLO, WELCOME. Before the boundary each may take until then."""
         self._reader = MessageReader(frozenset({MessageType.CHALLENGE}))
         _, body = self._read_message(patience, stall_s=None)
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -184,7 +184,8 @@ class StateClient:
         )
         self._write(patience, signer.seal(MessageType.HELLO, encode(hello)))
         self._reader = MessageReader(frozenset({MessageType.WELCOME}))
-        kind, sealed = self._read_message(patience, stall_s=self._limits.handshake_s)
+        is_first = self._connections == 0
+        kind, sealed = self._read_message(patience, stall_s=None if is_first else self._limits.handshake_s)
         welcome = decode(signer.open(kind, sealed), Welcome)
         if welcome.reason:
             self.close()

@@ -1,8 +1,8 @@
 """The leaver rank's side of a state transfer. Called by the boundary hook: listen, send state, send the verdict.
 
-Nothing runs in the background: from `listen()` on, the joiner rank's connection waits in the kernel, and only
-`send_state` and `send_verdict` look at it, in the calling thread. Strangers are answered with a challenge, must
-present themselves in time and are few at once; none of them can hold up the joiner. A joiner rank that lost its
+Nothing runs in the background: `send_state`, `send_verdict` and, before the boundary, `tend` look at connections, in
+the calling thread. Strangers are answered with a challenge, must present themselves in time and are few at once; none
+of them can hold up the joiner, whose connection is kept once it has presented itself. A joiner rank that lost its
 connection comes again and says which chunks it has.
 """
 
@@ -48,6 +48,7 @@ from megatron.resilience.state.wire import (
 )
 
 _GREETINGS_MAX = 16
+_BACKLOG = 64
 
 
 class StateServer:
@@ -67,6 +68,8 @@ class StateServer:
         self._listener: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
         self._greetings: dict[socket.socket, Greeting] = {}
+        self._early: tuple[Greeting, Hello] | None = None
+        """The joiner rank, which has presented itself and waits for the boundary."""
         self._session: Session | None = None
         self._failure: TransferError | None = None
         self._verdict: Verdict | None = None
@@ -78,11 +81,29 @@ class StateServer:
     def listen(self, bind_address: str = "127.0.0.1") -> str:
         """Starts to take connections; gives the address for the joiner rank."""
         family = socket.AF_INET6 if ":" in bind_address else socket.AF_INET
-        self._listener = socket.create_server((bind_address, 0), family=family, backlog=64)
+        self._listener = socket.create_server((bind_address, 0), family=family, backlog=_BACKLOG)
         self._listener.setblocking(False)
         close_in_children(self._listener)
         self._selector.register(self._listener, selectors.EVENT_READ)
         return join_address(bind_address, self._listener.getsockname()[1])
+
+    def tend(self) -> None:
+        """Between `listen` and the boundary, now and then: keeps the joiner rank, drops idle strangers. Never blocks.
+
+        Otherwise strangers would fill the queue of connections, and the joiner rank found no way in.
+        """
+        if self._listener is None or self._is_due:
+            return
+        for is_last in (False, True):  # who has spoken is heard before the others are dropped for silence
+            for _ in range(2 * _BACKLOG):
+                ready = [key.fileobj for key, _ in self._selector.select(0)]
+                if not is_last:
+                    ready = [connection for connection in ready if connection is not self._listener]
+                for connection in ready:
+                    self._serve(connection)  # type: ignore[arg-type]
+                if not ready:
+                    break
+            self._give_up_idle()
 
     def send_state(self, state: Transferable, *, cancelled: Cancelled = never) -> TransferReport:
         """Sends all of `state`; returns when the joiner rank has acknowledged the digest over it.
@@ -100,6 +121,7 @@ class StateServer:
             capture=state.capture,
         )
         self._furthest_s = self._clock()
+        self._take_early()
         self._run(self._is_given, patience)
         sent = self._bytes_before + (self._session.bytes_sent if self._session else 0)
         return TransferReport(bytes_moved=sent, duration_s=patience.elapsed_s, connections=self._connections)
@@ -115,6 +137,7 @@ class StateServer:
             raise TransferError(f"the verdict was {self._verdict}, and cannot become {verdict}")
         self._verdict = verdict
         self._failure = None
+        self._take_early()
         if self._session is not None and not self._session.said_verdict:
             self._say_verdict(self._session)
         try:
@@ -126,6 +149,7 @@ class StateServer:
     def close(self) -> None:
         """Ends every connection and stops listening. Idempotent."""
         self._drop_session()
+        self._drop_early()
         for greeting in list(self._greetings.values()):
             self._drop_greeting(greeting)
         if self._listener is not None:
@@ -147,6 +171,11 @@ class StateServer:
             raise TransferError(f"{what}: nothing listens; call listen() first, and not after close()")
         where = f"{what} of global rank {self._identity.global_rank}, generation {self._identity.generation}"
         return Patience(what=where, seconds=seconds, cancelled=cancelled, clock=self._clock)
+
+    @property
+    def _is_due(self) -> bool:
+        """The boundary has come: who presents itself is answered."""
+        return bool(self._cargo.layout) or self._verdict is not None
 
     def _run(self, is_done: Callable[[], bool], patience: Patience) -> None:
         while not is_done():
@@ -184,6 +213,8 @@ class StateServer:
             self._accept()
         elif connection in self._greetings:
             self._greet(self._greetings[connection])
+        elif self._early is not None and connection is self._early[0].connection:
+            self._drop_early()  # it has nothing to say before it is welcomed: it is gone
         elif self._session is not None and connection is self._session.connection:
             try:
                 self._session.send(self._clock())
@@ -216,6 +247,22 @@ class StateServer:
             return
         if hello is None:
             return
+        if self._is_due or self._reason_against(hello):
+            self._answer(greeting, hello)
+            return
+        self._drop_early()
+        del self._greetings[greeting.connection]
+        self._early = (greeting, hello)
+
+    def _take_early(self) -> None:
+        """Answers the joiner rank that waits, once the boundary has come."""
+        if self._early is not None:
+            greeting, hello = self._early
+            self._early = None
+            self._greetings[greeting.connection] = greeting
+            self._answer(greeting, hello)
+
+    def _answer(self, greeting: Greeting, hello: Hello) -> None:
         reason = self._reason_against(hello)
         welcome = Welcome(reason=reason, total_bytes=self._cargo.total_bytes, chunk_bytes=self._cargo.chunk_bytes)
         if reason:
@@ -289,6 +336,11 @@ class StateServer:
         self._greetings.pop(greeting.connection, None)
         self._selector.unregister(greeting.connection)
         greeting.connection.close()
+
+    def _drop_early(self) -> None:
+        if self._early is not None:
+            greeting, self._early = self._early[0], None
+            self._drop_greeting(greeting)
 
     def _drop_session(self) -> None:
         if self._session is not None:

@@ -96,14 +96,8 @@ class RankWorker:
     def start(self, facts: Facts) -> None:
         """A rank of the first start, when all is built: tells where it listens."""
         self._hello(facts)
-        self._agent.send(
-            messages.Built(
-                generation=1,
-                endpoint=trainmover_ext.endpoint(),
-                facts=facts,
-                memory_bytes=self._memory_bytes(),
-            )
-        )
+        endpoint, memory_bytes = trainmover_ext.endpoint(), self._memory_bytes()
+        self._agent.send(messages.Built(generation=1, endpoint=endpoint, facts=facts, memory_bytes=memory_bytes))
 
     def _hello(self, facts: Facts) -> None:
         generation = self._place.generation or 1
@@ -211,6 +205,8 @@ class RankWorker:
                 if peer not in self._core.links:
                     self._feed(switch.LinkAppeared(peer=peer))
         self._look_at_prepared()
+        if at_links and isinstance(self._transfer, LeaverTransfer):
+            self._transfer.tend()
         while not self._events.empty():
             self._feed(self._events.get_nowait())
 

@@ -48,7 +48,7 @@ def test_narrow_terminals_get_whole_words_in_lines_of_their_own() -> None:
     aborted = msgspec.structs.replace(INCIDENT, incident_id="g3", outcome="aborted", why="it died " * 15, boundary=-1)
     lines = paragraphs([INCIDENT, aborted], 80)
     assert lines[:3] == [
-        "g2 migration: done, at iteration 41, downtime 12.3 ms, lost 0.0 ms",
+        "g2 migration: done, at iteration 41, downtime 12.3 ms, lost -4.0 ms",
         "  slot 1: machine-1 -> machine-4, links 12 replaced, 30 kept, moved 4.2 MB",
         "  start joiner 812 ms, first iteration 310 ms",
     ]

@@ -6,7 +6,8 @@ import dataclasses
 import os
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,7 +22,7 @@ from megatron.resilience.state.errors import (
 from megatron.resilience.state.state_client import StateClient
 from megatron.resilience.state.state_server import StateServer
 from megatron.resilience.state.transfer import TransferIdentity, Verdict, split_address
-from tests.unit.resilience.state.handover import IDENTITY, LIMITS, Elsewhere, Memory, Relay, cut_at
+from tests.unit.resilience.state.handover import IDENTITY, LIMITS, SIZES, Elsewhere, Memory, Relay, cut_at
 
 SHORT = dataclasses.replace(LIMITS, total_s=0.3)
 
@@ -207,6 +208,81 @@ def test_silent_strangers_in_every_place_are_shown_the_door_in_time() -> None:
             for stranger in strangers:
                 stranger.close()
     assert taken == given
+
+
+def until(server: StateServer, is_so: Callable[[], bool], clock: list[float], step_s: float = 0.01) -> None:
+    """Tends `server` as votes do until `is_so`; its clock goes on by `step_s` each time."""
+    given_up_s = time.monotonic() + 20.0
+    while not is_so():
+        assert time.monotonic() < given_up_s, "it never comes to that"
+        clock[0] += step_s
+        server.tend()
+
+
+def test_before_the_boundary_idle_strangers_are_shown_out_and_the_joiner_is_kept() -> None:
+    given, taken = Memory(filled=True), Memory(filled=False)
+    now_s = [0.0]
+    with StateServer(IDENTITY, limits=LIMITS, clock=lambda: now_s[0]) as server:
+        address = server.listen()
+        strangers = [socket.create_connection(split_address(address)) for _ in range(60)]
+        try:
+            server.tend()
+            assert len(server._greetings) == 16
+            joiner = Elsewhere(lambda: take_all(address, taken))
+            until(server, lambda: server._early is not None, now_s, LIMITS.handshake_s)
+            strangers += [socket.create_connection(split_address(address)) for _ in range(60)]
+            until(server, lambda: len(server._greetings) == 16, now_s)
+            now_s[0] += 100 * LIMITS.handshake_s
+            server.tend()
+            assert not server._greetings
+            assert server.send_state(given).connections == 1
+            assert server.send_verdict(Verdict.LEAVE)
+            assert joiner.result() is Verdict.LEAVE
+        finally:
+            for stranger in strangers:
+                stranger.close()
+    assert taken == given
+
+
+@pytest.mark.parametrize("how", ["stays", "other layout"])
+def test_a_joiner_that_presented_itself_early_is_answered_at_the_boundary(server: StateServer, how: str) -> None:
+    address, now_s = server.listen(), [0.0]
+    sizes = (1, 2) if how == "other layout" else SIZES
+    joiner = Elsewhere(lambda: take_all(address, Memory(sizes, filled=False)))
+    until(server, lambda: server._early is not None, now_s)
+    if how == "stays":
+        assert server.send_verdict(Verdict.STAY)
+        with pytest.raises(LeaverStays):
+            joiner.result()
+    else:
+        with pytest.raises(TransferRefused, match="another way"):
+            server.send_state(Memory(filled=True))
+        with pytest.raises(TransferRefused, match="another way"):
+            joiner.result()
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_joiner_that_hung_before_the_boundary_is_replaced_and_one_that_is_gone_forgotten(
+    server: StateServer, closes: bool
+) -> None:
+    address, gives_up, now_s = server.listen(), threading.Event(), [0.0]
+    client = client_of(address)
+    joiner = Elsewhere(lambda: client.receive_state(Memory(filled=False), cancelled=gives_up.is_set))
+    until(server, lambda: server._early is not None, now_s)
+    gives_up.set()
+    with pytest.raises(TransferCancelled):
+        joiner.result()
+    if closes:
+        client.close()
+        until(server, lambda: server._early is None, now_s)
+    taken, hung = Memory(filled=False), server._early
+    again = Elsewhere(lambda: take_all(address, taken))
+    until(server, lambda: server._early not in (None, hung), now_s)
+    server.send_state(Memory(filled=True))
+    assert server.send_verdict(Verdict.LEAVE)
+    assert again.result() is Verdict.LEAVE
+    assert taken == Memory(filled=True)
+    client.close()
 
 
 def test_nobody_comes_is_a_time_out_that_names_the_rank() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,10 +26,15 @@ from megatron.resilience.protocol.messages import (
 )
 from megatron.resilience.protocol.switch import NoteCame
 from megatron.resilience.protocol.vote import Contribution
+from megatron.resilience.state.errors import TransferCancelled
+from megatron.resilience.state.state_client import StateClient
+from megatron.resilience.state.transfer import TransferIdentity
 from megatron.resilience.worker.errors import SlotMoved
 from megatron.resilience.worker.handover import Handover
 from megatron.resilience.worker.limits import SwitchLimits
 from megatron.resilience.worker.rank_worker import Place, RankWorker
+from megatron.resilience.worker.transfers import LeaverTransfer
+from tests.unit.resilience.state.handover import Elsewhere, Memory
 from trainmover_ext.switching import SwitchPhase, SwitchState
 
 LIMIT_S = 20.0
@@ -113,6 +119,31 @@ def vote(links: Links, line: Line) -> Iterator[Callable[[], int]]:
 PREPARE = PrepareStayer(generation=2, joiners={3: "joiner of 3"}, linked=(3,))
 MOVED = Directory(endpoints={1: "here", 0: "where it is now"}, slot_generations=(2, 1))
 READY = SwitchState(phase=SwitchPhase.READY, reason="")
+
+
+def test_each_vote_of_a_leaver_looks_at_who_came_for_its_state(links: Links, line: Line) -> None:
+    links.peers = ()
+    worker = worker_of(line, lambda own: own)
+    line.commands = [PrepareLeaver(generation=2, leavers=(1,), lead=1)]
+    worker.vote(1, obstacles=(), exits=0)
+    worker.vote(2, obstacles=(), exits=0)
+    ready = line.reports[-1]
+    assert isinstance(ready, Ready)
+    identity = TransferIdentity(job_id="job", token="token", generation=2, global_rank=1)
+    client, gives_up = StateClient(identity, ready.transfer), threading.Event()
+    joiner = Elsewhere(lambda: client.receive_state(Memory(filled=False), cancelled=gives_up.is_set))
+    given_up_s = time.monotonic() + LIMIT_S
+    for iteration in itertools.count(3):
+        worker.vote(iteration, obstacles=(), exits=0)
+        assert isinstance(worker._transfer, LeaverTransfer)
+        if worker._transfer._server._early is not None:
+            break
+        assert time.monotonic() < given_up_s, "it was never looked at"
+    gives_up.set()
+    with pytest.raises(TransferCancelled):
+        joiner.result()
+    client.close()
+    worker.close()
 
 
 def test_a_leaver_that_nobody_releases_ends_in_the_end(
