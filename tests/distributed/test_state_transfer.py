@@ -88,6 +88,14 @@ CASES = (
         lone_ranks=(0, 3),
     ),
     Case(
+        name="moe-dense-stage",
+        world_size=4,
+        flags=f"{MOE} --moe-layer-freq ([1]*2+[0]*2) --pipeline-model-parallel-size 2 --expert-model-parallel-size 2 "
+        "--use-distributed-optimizer --bf16",
+        lone_ranks=(0, 3),
+        nightly=True,
+    ),
+    Case(
         name="moe-alltoall-tensor-parallel-plain",
         world_size=4,
         flags=f"{MOE} --tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "

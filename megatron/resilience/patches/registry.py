@@ -20,6 +20,7 @@ PATCH_MODULES = (
     "filesystem_async",
     "gpt_dataset",
     "moe_utils",
+    "optimizer",
     "p2p_communication",
     "tensor_parallel_random",
     "torch_norm",

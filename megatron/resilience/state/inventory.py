@@ -25,6 +25,7 @@ from megatron.resilience.state.small_state import (
     check_small_state,
     decode_small_state,
     restore_small_state,
+    structure_of,
 )
 
 
@@ -52,8 +53,10 @@ class Inventory:
         return sum(arena.memory.numel() * arena.memory.element_size() for arena in self.arenas)
 
     def layout_digest(self) -> bytes:
-        """32 bytes that are equal on two ranks whose arenas have the same names, types and sizes."""
-        digest = hashlib.sha256()
+        """32 bytes that are equal on two ranks whose arenas have the same names, types and sizes, and small states the
+        same parts.
+        """
+        digest = hashlib.sha256(f"{structure_of(self.trainee)}\n".encode())
         for arena in self.arenas:
             digest.update(f"{arena.name} {arena.memory.dtype} {arena.memory.numel()}\n".encode())
             digest.update(",".join(f"{offset}:{tensor.numel()}" for tensor, offset in arena.members).encode())

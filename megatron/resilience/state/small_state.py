@@ -90,6 +90,16 @@ def capture_small_state(trainee: Any, bookkeeping: Values) -> bytes:
     return payload
 
 
+def structure_of(trainee: Any) -> str:
+    """A text that is equal on two ranks whose small states have the same parts; known as soon as a rank is built."""
+    parts = [f"{len(trainee.model)} chunks", type(trainee.scheduler).__name__]
+    for part in _all_parts(trainee):
+        kinds = (type(part), type(part.optimizer), type(getattr(part, "grad_scaler", None)))
+        groups = [] if part.optimizer is None else [len(group["params"]) for group in _groups(part)]
+        parts.append(f"{' '.join(kind.__name__ for kind in kinds)} {groups}")
+    return "; ".join(parts)
+
+
 def decode_small_state(payload: bytes) -> SmallState:
     """The message in `payload`. Raises StateError for anything else."""
     if len(payload) > SMALL_BYTES_MAX:

@@ -59,9 +59,12 @@ class StateServer:
         identity: TransferIdentity,
         *,
         limits: TransferLimits | None = None,
+        layout: bytes = b"",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`layout`: that of the state, where it is known before the boundary: another one is refused before, too."""
         self._identity = identity
+        self._layout = layout
         self._limits = limits or TransferLimits()
         self._clock = clock
         self._cargo = Cargo(layout=b"")
@@ -292,9 +295,10 @@ class StateServer:
             return f"found a joiner of global rank {hello.global_rank}, expected {identity.global_rank}"
         if hello.generation != identity.generation:
             return f"found a joiner of generation {hello.generation}, expected {identity.generation}"
-        if self._cargo.layout and hello.layout != self._cargo.layout:
+        if hello.layout != (self._cargo.layout or self._layout or hello.layout):
             reason = "the joiner rank lays its state out in another way; do both run the same versions and settings?"
-            self._failure = TransferRefused(reason)
+            if self._cargo.layout:
+                self._failure = TransferRefused(reason)
             return reason
         if not 0 <= hello.chunks_held <= max(len(self._cargo.chunks), 0) and self._cargo.layout:
             return f"found {hello.chunks_held} chunks held, expected at most {len(self._cargo.chunks)}"

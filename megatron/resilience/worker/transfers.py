@@ -60,7 +60,8 @@ class LeaverTransfer:
         self._identity = identity
         self._inventory = inventory
         self._events = events
-        self._server = StateServer(identity, limits=TransferLimits(total_s=transfer_s))
+        limits = TransferLimits(total_s=transfer_s)
+        self._server = StateServer(identity, limits=limits, layout=inventory.layout_digest())
         self._sending: _Background | None = None
         self.generation = identity.generation
         self.bytes_moved = 0

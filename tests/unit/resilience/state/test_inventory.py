@@ -100,10 +100,12 @@ def test_bookkeeping_of_another_release_is_refused(lone_rank: LoneRank) -> None:
 
 def test_layouts_of_other_models_differ(lone_rank: LoneRank) -> None:
     digests = []
-    for flags in ("", "--bf16", "--num-layers 1", "--use-distributed-optimizer", "--disable-bias-linear"):
+    kinds = ["", "--bf16", "--num-layers 1", "--use-distributed-optimizer", "--disable-bias-linear"]
+    kinds += ["--fp16", "--fp16 --loss-scale 64"]  # these two differ in their small state alone
+    for flags in kinds:
         with lone_rank(flags) as rank:
             digests.append(inventory_of(rank).layout_digest())
-    assert len(set(digests)) == 5
+    assert len(set(digests)) == len(kinds)
 
 
 def test_an_outstanding_reduction_is_no_boundary(lone_rank: LoneRank) -> None:

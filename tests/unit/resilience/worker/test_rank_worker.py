@@ -89,6 +89,9 @@ def links(monkeypatch: pytest.MonkeyPatch) -> Links:
 class Arenas:
     total_bytes = 10
 
+    def layout_digest(self) -> bytes:
+        return Memory(filled=True).layout_digest()
+
 
 @pytest.fixture
 def line() -> Line:

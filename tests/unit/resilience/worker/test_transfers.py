@@ -96,3 +96,17 @@ def test_closing_ends_a_wait_soon_and_silently() -> None:
 
 def test_leaving_before_the_state_is_whole_is_not_told(pair: Pair) -> None:
     assert not pair.leaver.tell(leave=True)
+
+
+def test_a_joiner_of_another_layout_is_refused_before_the_boundary() -> None:
+    events: Events = queue.SimpleQueue()
+    leaver = LeaverTransfer(IDENTITY, Memory(filled=True), queue.SimpleQueue(), transfer_s=60)
+    joiner = JoinerTransfer(IDENTITY, leaver.listen("127.0.0.1"), Memory((700, 2, 63), filled=False), events)
+    with contextlib.closing(joiner), contextlib.closing(leaver):
+        given_up_s = time.monotonic() + LIMIT_S
+        while events.empty():
+            assert time.monotonic() < given_up_s, "it is not refused"
+            leaver.tend()
+        broke = events.get()
+    assert isinstance(broke, LinkBroke)
+    assert "lays its state out in another way" in broke.why
