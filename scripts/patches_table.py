@@ -11,6 +11,7 @@ def table() -> str:
         "# What is repaired in megatron-core",
         "",
         "Made by `scripts/patches_table.py`. Each patch is reversible and has a test that fails without it.",
+        "It knows the source that it replaces, by its SHA-256, and refuses another one by name.",
         "",
         "| patch | target | versions | why |",
         "|---|---|---|---|",

@@ -113,6 +113,7 @@ PATCHES = (
         why="the gathered state leaves out padding between buckets, the offsets into it count it: parameters behind "
         "a padded bucket (tied embeddings, several buckets) are saved shifted, silently",
         versions=">=0.16,<0.17",
+        sources=("e888c7cccb71525a",),
         make=_at_unpadded_offsets,
     ),
     Patch(
@@ -121,6 +122,7 @@ PATCHES = (
         attribute="DistributedOptimizer.sharded_state_dict",
         why="a fresh torch optimizer has no state, and every sharding format describes what it is about to load by it",
         versions=">=0.16,<0.17",
+        sources=("2d70893ff7c08a35",),
         make=_with_state_made_first,
     ),
     Patch(
@@ -129,6 +131,7 @@ PATCHES = (
         attribute="DistributedOptimizer._set_main_param_and_optimizer_states",
         why="the loaders ask the checkpoint for a `step` of each parameter, which only param_groups hold",
         versions=">=0.16,<0.17",
+        sources=("93c254228283b2df",),
         make=_copy_known_tensors,
     ),
     Patch(
@@ -138,6 +141,7 @@ PATCHES = (
         why="all parameters share one step tensor after a load, so each optimizer step advances it once a parameter: "
         "the resumed run differs silently",
         versions=">=0.16,<0.17",
+        sources=("15f257b4c4f9a7ef",),
         make=_own_steps,
     ),
 )

@@ -102,6 +102,7 @@ PATCHES = (
         attribute="_get_write_results_queue",
         why="a manager process a rank costs seconds at the first save and outlives a killed rank",
         versions=">=0.16,<0.17",
+        sources=("349269cbdd569d41",),
         make=_new_queue,
     ),
     Patch(
@@ -110,6 +111,7 @@ PATCHES = (
         attribute="FileSystemWriterAsync.write_preloaded_data_multiproc",
         why="a writer process that dies leaves its rank waiting without a bound",
         versions=">=0.16,<0.17",
+        sources=("bef05e8d525e7eed",),
         make=_write_in_this_process,
     ),
 )

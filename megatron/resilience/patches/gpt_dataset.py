@@ -123,6 +123,7 @@ PATCHES = (
         attribute="GPTDataset._build_document_sample_shuffle_indices",
         why="only global rank 0 makes indices that are missing; a joiner of another rank loads what nobody wrote",
         versions=">=0.16,<0.17",
+        sources=("4666400c4de717a3",),
         make=_alone,
     ),
     Patch(
@@ -131,6 +132,7 @@ PATCHES = (
         attribute="BlendedDataset._build_indices",
         why="the same for a blend of several data sets",
         versions=">=0.16,<0.17",
+        sources=("5823c03a5159d9eb",),
         make=_alone,
     ),
 )

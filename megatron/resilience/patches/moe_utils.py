@@ -43,6 +43,7 @@ PATCHES = (
         attribute="maybe_move_tensor_to_cpu",
         why="split sizes of the all-to-all dispatcher stay tensors when they are on the CPU already: no valid splits",
         versions=">=0.16,<0.17",
+        sources=("8fc5847a887d7319",),
         make=_move_to_cpu,
         cpu_only=True,
     ),

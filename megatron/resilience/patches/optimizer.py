@@ -65,6 +65,7 @@ PATCHES = (
         why="ranks gather the kinds of all ranks' parameters; a joiner of a stage without experts has no optimizer for "
         "experts, as the rank it stands for has",
         versions=">=0.16,<0.17",
+        sources=("cccb88ccace96e07",),
         make=_alone,
     ),
 )

@@ -50,6 +50,7 @@ PATCHES = (
         why="with two stages the previous and the next stage are one rank: untagged messages match in order of "
         "posting, so activations arrive as gradients and training goes silently wrong",
         versions=">=0.16,<0.17",
+        sources=("4b0901807501c561",),
         make=_tagged_by_direction,
         cpu_only=True,  # NCCL has no tags; there the combination is refused
     ),

@@ -2,12 +2,14 @@
 
 Each file beside this one repairs one megatron-core module and lists its `PATCHES`. `apply_patches()` is called by
 `megatron.training.preload` right after the device is installed and before a model is built. A patch that does not
-know the installed version refuses by name instead of guessing.
+know the installed version, or the source that it replaces, refuses by name instead of guessing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -30,14 +32,15 @@ _applied: dict[str, tuple[Any, str, object]] = {}
 
 
 class PatchError(RuntimeError):
-    """A patch cannot be applied: unknown megatron-core version, or a target that is not there."""
+    """A patch cannot be applied: megatron-core of an unknown version, or a target that is not there or another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
     """One replaced attribute of one megatron-core module.
 
-    `make(original)` gets the attribute found (None if there was none) and returns its replacement.
+    `make(original)` gets the attribute found (None if there was none) and returns its replacement. `sources` are the
+    `source_digest`s of all originals that it was written for.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Patch:
     why: str
     versions: str
     make: Callable[[Any], Any]
+    sources: tuple[str, ...] = ()
+    """Empty: of a name that is not bound, or bound to what has no source here."""
     may_be_missing: bool = False
     cpu_only: bool = False
 
@@ -69,8 +74,8 @@ def apply_patches(
 ) -> tuple[str, ...]:
     """Applies `patches` (default: all) and returns the names of those applied now; applied ones are left alone.
 
-    Raises PatchError when a patch does not know `version` (default: the installed one) or its target is missing;
-    nothing has been changed then.
+    Raises PatchError when a patch does not know `version` (default: the installed one) or the source of its target, or
+    the target is missing; nothing has been changed then.
     """
     found = version or megatron_core_version()
     chosen = [p for p in (all_patches() if patches is None else patches) if not (p.cpu_only and on_cuda)]
@@ -81,6 +86,8 @@ def apply_patches(
                 "install a known version or extend the patch after checking the module"
             )
     targets = [(patch, *_owner_of(patch)) for patch in chosen if patch.name not in _applied]
+    for patch, owner, name in targets:
+        _check_source(patch, owner.__dict__.get(name), found)
     for patch, owner, name in targets:
         original = owner.__dict__.get(name, _MISSING)
         _applied[patch.name] = (owner, name, original)
@@ -111,3 +118,25 @@ def _owner_of(patch: Patch) -> tuple[Any, str]:
     if owner is None or (name not in owner.__dict__ and not patch.may_be_missing):
         raise PatchError(f"patch {patch.name}: {patch.module} has no {patch.attribute}; extend the patch")
     return owner, name
+
+
+def source_digest(target: Any) -> str:
+    """The first 16 digits of the SHA-256 of the source of a function. Raises OSError or TypeError if it has none."""
+    source = inspect.getsource(getattr(target, "__func__", target))
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def _check_source(patch: Patch, target: Any, version: str) -> None:
+    if not patch.sources:
+        return
+    try:
+        digest = source_digest(target)
+    except (OSError, TypeError) as error:
+        digest = f"none that can be read ({error})"
+    if digest not in patch.sources:
+        raise PatchError(
+            f"patch {patch.name}: {patch.module}.{patch.attribute} of megatron-core {version} has another source than "
+            f"it was written for: found {digest}, expected {' or '.join(patch.sources)}. Install the package anew if "
+            f"it was changed by hand; if this release is another, see whether it still needs the patch ({patch.why}) "
+            "and add the digest to its sources"
+        )

@@ -24,6 +24,7 @@ PATCHES = (
         why="False counts as 'fp8 wanted', so recompute of layernorm and MoE activations calls transformer-engine "
         "names that are unbound without it",
         versions=">=0.16,<0.17",
+        sources=("72036565b77136f2",),
         make=_fp8_only_when_asked,
     ),
 )

@@ -36,6 +36,7 @@ PATCHES = (
         attribute="WrappedTorchNorm.__new__",
         why="torch's own norms are refused with sequence parallelism although only a mark on the parameters is missing",
         versions=">=0.16,<0.17",
+        sources=("6cb54a06fa41bf78",),
         make=_norm_that_marks_its_parameters,
     ),
 )

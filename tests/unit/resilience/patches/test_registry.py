@@ -85,6 +85,44 @@ def test_a_missing_target_is_refused_and_nothing_changes(target: Any) -> None:
     assert target.double is original
 
 
+def halve(x: int) -> int:
+    return x // 2
+
+
+def test_a_source_that_is_not_the_known_one_is_refused_by_name_and_nothing_changes(target: Any) -> None:
+    original, known = target.double, registry.source_digest(target.double)
+    good, careful = patch(name="good", attribute="Thing.size"), patch(name="careful", sources=("0" * 16, known))
+    assert apply(good, careful) == ("good", "careful")
+    revert_patches(["good", "careful"])
+    size, target.double = target.Thing.__dict__["size"], halve
+    with pytest.raises(
+        PatchError, match=rf"patch careful: patched_module\.double .* 0{{16}} or {known}\. Install the"
+    ) as refused:
+        apply(good, careful)
+    assert registry.source_digest(halve) in str(refused.value)
+    assert target.double is halve
+    assert target.Thing.__dict__["size"] is size
+    target.double = len
+    with pytest.raises(PatchError, match=r"found none that can be read"):
+        apply(good, careful)
+    target.double = staticmethod(original)
+    assert registry.source_digest(target.double) == known
+
+
+def test_every_patch_knows_the_source_that_it_replaces() -> None:
+    from megatron.training import preload  # noqa: F401  (applies them all)
+
+    names = registry.applied_patches()
+    revert_patches()
+    try:
+        for p in registry.all_patches():
+            owner, name = registry._owner_of(p)
+            found = owner.__dict__.get(name)
+            assert (registry.source_digest(found) in p.sources) if p.sources else p.may_be_missing, p.name
+    finally:
+        assert set(apply_patches(on_cuda=False)) == set(names)
+
+
 def test_a_cpu_patch_is_left_out_on_cuda(target: Any) -> None:
     assert apply(patch(cpu_only=True), on_cuda=True) == ()
 
