@@ -16,6 +16,7 @@ from megatron.resilience.worker.facts import local_facts
 from megatron.resilience.worker.handover import Handover
 from megatron.resilience.worker.limits import SwitchLimits
 from megatron.resilience.worker.rank_worker import Place, RankWorker
+from megatron.resilience.worker.room import MeasuringLine
 from megatron.training.bookkeeping import LoopBookkeeping
 from megatron.training.checkpointing import Checkpointer, Progress
 from megatron.training.config import SettingsError
@@ -111,7 +112,8 @@ def _worker(
     timeout = timedelta(minutes=plan.settings.parallel.distributed_timeout_minutes)
     votes = VoteGroup(environment.global_rank, environment.world_size, timeout=timeout)
     limits = SwitchLimits.within(timeout.total_seconds())
-    worker = RankWorker(place, link, inventory=inventory, handover=handover, all_reduce=votes.all_reduce, limits=limits)
+    line = MeasuringLine(link)
+    worker = RankWorker(place, line, inventory=inventory, handover=handover, all_reduce=votes.all_reduce, limits=limits)
     link.at_once = worker.hear
     try:
         yield worker

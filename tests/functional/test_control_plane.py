@@ -130,9 +130,18 @@ def test_what_cannot_be_is_refused_and_training_goes_on(
     job.finish()
 
 
-def test_a_joiner_with_another_model_is_refused_and_the_next_taken(make: Make) -> None:
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("CONTROL_DIGEST_machine-2", "another", "model configuration: found another, the job runs same"),
+        ("CONTROL_FREE_machine-2", "98", "its ranks will need 100 bytes, 99 bytes more than now, and 98 bytes is free"),
+    ],
+)
+def test_a_joiner_that_would_not_do_is_refused_and_the_next_taken(
+    make: Make, variable: str, value: str, said: str
+) -> None:
     job = make(slots=2, elastic=1)
-    job.environment = {"CONTROL_DIGEST_machine-2": "another"}
+    job.environment = {variable: value, "CONTROL_FREE_machine-3": "1000"}
     job.start()
     job.until(lambda: len(job.status().machines) == 3, "the first elastic machine, which is idle longest")
     job.start_agent("machine-3", elastic=True)
@@ -143,7 +152,7 @@ def test_a_joiner_with_another_model_is_refused_and_the_next_taken(make: Make) -
     assert finished.ok, finished.text
     outcomes = [(one.outcome, one.joiners, one.why) for one in job.incidents()]
     assert outcomes[0][:2] == ("aborted", ("machine-2",))
-    assert "model configuration: found another, the job runs same" in outcomes[0][2]
+    assert said in outcomes[0][2]
     assert outcomes[1][:2] == ("done", ("machine-3",))
     job.finish()
 

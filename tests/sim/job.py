@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from megatron.resilience.protocol import invariants
 from megatron.resilience.protocol.controller_words import JobSpec
 from megatron.resilience.protocol.facts import Capacity, Facts
@@ -12,7 +14,8 @@ from megatron.resilience.protocol.invariants import Voter
 from megatron.resilience.protocol.joiner import Joiner, JoinerState
 from megatron.resilience.protocol.journal import SwitchBegun
 from megatron.resilience.protocol.leaver import Leaver, LeaverState
-from megatron.resilience.protocol.messages import Left, Note
+from megatron.resilience.protocol.memory import Peak, Room
+from megatron.resilience.protocol.messages import Built, Left, Note, RankReport, Ready
 from megatron.resilience.protocol.vote import Contribution, combine
 from tests.sim.controller import SimController
 from tests.sim.machine import SimMachine
@@ -36,6 +39,8 @@ class MachineSpec:
     model_digest: str = "m1"
     ranks: int = 8
     memory_bytes: int = 1_000
+    free_bytes: int = 1_000
+    """What is left there when its ranks are built."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,16 @@ class Job:
 
     def memory_of(self, machine_id: str) -> int:
         return 100
+
+    def measured(self, machine_id: str, report: RankReport) -> RankReport:
+        """With what the shell of a real rank adds: its peak has 500 bytes."""
+        match report:
+            case Built(memory_bytes=memory):
+                room = Room(host_held_bytes=memory, host_free_bytes=self.specs[machine_id].free_bytes)
+                return msgspec.structs.replace(report, room=room)
+            case Ready() if report.transfer:
+                return msgspec.structs.replace(report, peak=Peak(host_bytes=500))
+        return report
 
     def is_saving(self, global_rank: int) -> bool:
         return self.world.now_ms < self.saves.get(global_rank, 0.0)

@@ -236,6 +236,7 @@ class Process:
         self.feed(NoteCame(sender=sender, note=note))
 
     def report(self, report: RankReport) -> None:
+        report = self.job.measured(self.machine.machine_id, report)
         if not isinstance(report, Progress | Measured):
             self.world.say(f"{self.name} -> {short(report)}")
         self.to_machine.send(report)

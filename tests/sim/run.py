@@ -56,6 +56,7 @@ def random_shape(world: World) -> Shape:
                 facts=Facts(torch="2.12.0" if odd < 0.05 else "2.13.0"),
                 model_digest="m2" if 0.05 < odd < 0.12 else "m1",
                 memory_bytes=10 if 0.12 < odd < 0.15 else 1_000,
+                free_bytes=100 if 0.15 < odd < 0.18 else 1_000,
             )
         )
     size = slots * per_machine

@@ -113,6 +113,11 @@ def other_model(job: Job, faults: Faults) -> None:
     at_iteration(job, 5, lambda: job.users.migrate("m1"))
 
 
+def little_room(job: Job, faults: Faults) -> None:
+    """The joiner's machine has less left than the leaver's ranks have needed: refused, and the next is taken."""
+    at_iteration(job, 5, lambda: job.users.migrate("m1"))
+
+
 def joiner_dies_building(job: Job, faults: Faults) -> None:
     """The joiner dies when it has just built: aborted, next candidate."""
     at_iteration(job, 5, lambda: job.users.migrate("m1"))
@@ -213,6 +218,7 @@ ODD = (
     MachineSpec(machine_id="m5", elastic=True, memory_bytes=10),
 )
 OTHER_MODEL = (*MACHINES[:4], MachineSpec(machine_id="m4", rack="b", elastic=True, model_digest="m2"))
+LITTLE_ROOM = (*MACHINES[:4], MachineSpec(machine_id="m4", rack="b", elastic=True, free_bytes=700))
 
 SCENARIOS: dict[str, tuple[Arrange, Shape]] = {
     "plain": (plain, shape()),
@@ -223,6 +229,7 @@ SCENARIOS: dict[str, tuple[Arrange, Shape]] = {
     "refused": (refused, shape(ODD)),
     "veto": (veto, shape()),
     "other_model": (other_model, shape(OTHER_MODEL)),
+    "little_room": (little_room, shape(LITTLE_ROOM, per_machine=2)),
     "joiner_dies_building": (joiner_dies_building, shape()),
     "joiner_dies_ready": (joiner_dies_ready, shape()),
     "joiner_dies_at_the_boundary": (joiner_dies_at_the_boundary, shape()),

@@ -17,6 +17,7 @@ ENDS = {
     "joiner_dies_ready": (1, 1, True),
     "joiner_dies_at_the_boundary": (1, 1, True),
     "other_model": (1, 1, True),
+    "little_room": (1, 1, True),
     "refused": (0, 0, True),
     "there_and_back": (2, 0, True),
     "queued": (2, 0, True),

@@ -14,6 +14,9 @@ def short(message: object) -> str:
         value = getattr(message, name)
         if name == "generation":
             fields.insert(0, f"g{value}")
-        elif name not in ("facts", "endpoints", "term", "slot_generations", "peak_bytes") and value not in ("", ()):
+        elif name not in ("facts", "endpoints", "term", "slot_generations", "peak", "peak_bytes") and value not in (
+            "",
+            (),
+        ):
             fields.append(f"{name}={value}")
     return f"{type(message).__name__}({', '.join(fields)})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from megatron.resilience.protocol.facts import Facts
+from megatron.resilience.protocol.memory import Peak, Room
 from megatron.resilience.protocol.message import Message
 
 # ------------------------------------------------------------------ controller -> rank, relayed by its agent
@@ -118,7 +119,9 @@ class Built(Message, frozen=True, kw_only=True):
     endpoint: str
     facts: Facts
     memory_bytes: int
-    """What the rank needs at its peak; a joiner tells what it found for itself."""
+    """What its tensors and links have as built: the least that a machine must have."""
+    room: Room = Room()
+    """Joiner: what it holds, and what is left there."""
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -129,6 +132,8 @@ class Ready(Message, frozen=True, kw_only=True):
     """Leaver: global ranks it has live links to. Stayer: leaver ranks it is prepared for."""
     transfer: str = ""
     """Leaver: where it will give its state."""
+    peak: Peak = Peak()
+    """Leaver: what it has needed so far."""
 
 
 class Unready(Message, frozen=True, kw_only=True):

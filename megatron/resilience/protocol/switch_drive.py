@@ -33,6 +33,7 @@ from collections.abc import Iterable
 from megatron.resilience.protocol.facts import differences
 from megatron.resilience.protocol.incidents import AWAY, HAND_OVER
 from megatron.resilience.protocol.journal import (
+    Move,
     SwitchAborted,
     SwitchDone,
     SwitchGo,
@@ -40,6 +41,7 @@ from megatron.resilience.protocol.journal import (
     SwitchPhase,
     SwitchWithdraw,
 )
+from megatron.resilience.protocol.memory import shortage
 from megatron.resilience.protocol.messages import (
     Armed,
     AtBoundary,
@@ -159,10 +161,20 @@ class SwitchDrive(SwitchSends):
             self.undo(
                 f"machine {move.joiner} has {has} bytes of memory, its ranks need {needed}", refused=[move.joiner]
             )
+        self._check_room(move)
+
+    def _check_room(self, move: Move) -> None:
+        """What the leaver's ranks have needed against what the joiner's have found, as far as both are known."""
+        ranks = [rank for rank, one in self.leaving.items() if one == move]
+        known = [rank for rank in ranks if rank in self.built and rank in self.listening]
+        why = shortage((self.listening[rank].peak, self.built[rank].room) for rank in known)
+        if why and self.phase in BEFORE_GO:
+            self.undo(f"machine {move.joiner} is too small: {why}", refused=[move.joiner])
 
     def _hear_leaver(self, rank: int, report: Ready) -> None:
         self.listening[rank] = report
         self._link(rank, report.linked)
+        self._check_room(self.leaving[rank])
         if self.phase is Phase.PREPARING:
             self._prepare_joiner(rank)
         if self.phase is Phase.GOING and rank == self.lead:

@@ -9,9 +9,11 @@ import pytest
 from megatron.resilience.protocol import switch_drive
 from megatron.resilience.protocol.controller_words import Journal, Send
 from megatron.resilience.protocol.journal import SwitchAborted, SwitchBegun, SwitchGo, SwitchWithdraw
+from megatron.resilience.protocol.memory import Peak, Room
 from megatron.resilience.protocol.messages import (
     Abort,
     AskStatus,
+    Built,
     Cast,
     Discard,
     Go,
@@ -42,7 +44,7 @@ from megatron.resilience.protocol.messages import (
 from megatron.resilience.protocol.switch import ImpossibleTransition
 from megatron.resilience.protocol.switch_drive import TRANSITIONS
 from megatron.resilience.protocol.switch_sends import Phase
-from tests.unit.resilience.protocol.controller_talk import Talk, going, running
+from tests.unit.resilience.protocol.controller_talk import FACTS, Talk, going, running
 
 
 def test_table_is_the_one_drawn() -> None:
@@ -284,12 +286,44 @@ def test_a_joiner_whose_agent_is_away_is_given_up() -> None:
     assert talk.said(Withdraw)
 
 
+def test_less_room_than_the_leaver_has_needed_refuses_the_joiner_and_asks_the_next() -> None:
+    talk = running()
+    talk.migrate("m1", to=())
+    (started,) = talk.said(StartRanks)
+    room = Room(host_held_bytes=50, host_free_bytes=449)
+    talk.report(
+        int(started[0][1:]),
+        1,
+        Built(generation=2, endpoint="h2:1", facts=FACTS, memory_bytes=50, room=room),
+        started=2,
+    )
+    assert talk.said(PrepareLeaver)
+    talk.report(1, 1, Ready(generation=2, linked=(0,), transfer="t", peak=Peak(host_bytes=500)))
+    assert talk.said(PrepareStayer) == []
+    assert [name for name, _ in talk.said(Discard)] == [started[0]]
+    why = talk.core.desk.ledger.incidents[2].why
+    assert "will need 500 bytes, 450 bytes more than now, and 449 bytes is free" in why
+    ((other, _),) = talk.said(StartRanks)
+    assert other != started[0]
+
+
+def test_after_a_restart_it_is_the_same_whoever_of_the_two_is_heard_first() -> None:
+    talk = running()
+    talk.migrate("m1", to=("m2",))
+    talk.restart()
+    talk.hello(0, (0, 1), term=1)
+    talk.hello(1, (1, 1), term=1)
+    talk.hello(2, (1, 2), term=1)
+    talk.report(1, 1, Ready(generation=2, linked=(0,), transfer="t", peak=Peak(host_bytes=500)))
+    room = Room(host_held_bytes=50, host_free_bytes=449)
+    built = Built(generation=2, endpoint="h2:1", facts=FACTS, memory_bytes=50, room=room)
+    talk.report(2, 1, built, started=2)
+    assert "449 bytes is free" in talk.core.desk.ledger.incidents[2].why
+
+
 def test_too_little_memory_refuses_the_joiner() -> None:
     talk = running()
     talk.hello(2, memory=60)
     talk.migrate("m1", to=("m2",))
-    from megatron.resilience.protocol.messages import Built
-    from tests.unit.resilience.protocol.controller_talk import FACTS
-
     talk.report(2, 1, Built(generation=2, endpoint="h2:1", facts=FACTS, memory_bytes=61), started=2)
     assert "machine m2 has 60 bytes of memory, its ranks need 61" in talk.core.desk.ledger.incidents[2].why
