@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import aims
 from benchmarks.collectives.cells import (
     LIBRARIES,
     OPS,
@@ -32,7 +33,7 @@ from benchmarks.collectives.cells import (
 from benchmarks.collectives.job import ROOT, Job, JobError
 from benchmarks.collectives.measure import Effort, Rates, measure_cell, measure_rates
 from benchmarks.collectives.report import WIDTH, show, write
-from benchmarks.collectives.verdict import LARGE_BYTES
+from benchmarks.collectives.verdict import LARGE_BYTES, verdicts
 from benchmarks.processes import nothing_left
 
 RESULT = ROOT / "build" / "bench" / "collectives.json"
@@ -48,6 +49,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ops", nargs="+", choices=OPS, default=list(OPS))
     parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     parser.add_argument("--output", type=Path, default=RESULT)
+    aims.add_strict(parser)
     flags = parser.parse_args(words)
     flags.ranks = flags.ranks or list(QUICK_RANKS if flags.quick else RANKS)
     flags.bytes = flags.bytes or list(QUICK_SIZES if flags.quick else SIZES)
@@ -63,7 +65,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measures, writes, prints. 0: measured, whatever the verdicts; 1: a job failed; 2: wrong flags."""
+    """Measures, writes, prints. 0: measured, and with --strict every aim met; 1: a job failed; 2: wrong flags."""
     flags = parse(words)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     began_s = time.monotonic()
@@ -79,7 +81,8 @@ def main(words: Sequence[str] | None = None) -> int:
     write(rows, flags.output)
     show(rows, rates, console)
     print(f"{time.monotonic() - began_s:.0f} s; written to {flags.output}")
-    return 0
+    judged = [aims.line(verdict.met, verdict.text) for verdict in verdicts(rows, rates) if verdict.met is not None]
+    return aims.exit_code(judged, strict=flags.strict)
 
 
 def measure_ranks(

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import aims
 from benchmarks.processes import nothing_left
 from benchmarks.training_bench import JOB, ROOT, write
 from megatron.resilience.agent.driven_run import RunError, driven_run
@@ -65,6 +66,10 @@ class Taken:
             "ratio": round(restart / max(DOWNTIME_MS_MIN, statistics.median(self.downtime_ms)), 1),
         }
 
+    def rank_bytes(self) -> float:
+        """That one rank's state has: ranks of a machine hold parts of one size."""
+        return statistics.median(self.bytes_moved) / RANKS
+
 
 def arguments(iterations: int) -> tuple[str, ...]:
     """Of the trainer: the job of training_bench, for so many iterations."""
@@ -89,6 +94,8 @@ def migrations(folder: Path, taken: Taken) -> None:
     for incident in incidents:
         if incident["outcome"] != "done":
             raise RunError(f"found a migration that {incident['outcome']}: {incident['why']}; expected it to be done")
+        if incident["downtime_ms"] is None:
+            raise RunError("found a migration whose downtime no rank measured, expected it of those that stayed")
         taken.downtime_ms.append(incident["downtime_ms"])
         taken.lost_ms.append(incident["lost_ms"])
         taken.bytes_moved.append(incident["bytes_moved"])
@@ -143,30 +150,40 @@ def loopback_bytes_per_ms(size: int = LOOPBACK_BYTES) -> float:
     return size / (elapsed_s * 1e3)
 
 
-def aims(result: Mapping[str, Any], bytes_moved: float, bytes_per_ms: float) -> list[str]:
-    """A line for each aim."""
-    downtime_ms = statistics.median(result["downtime_ms"])
-    bound_ms = result["median_iteration_ms"] + bytes_moved / bytes_per_ms
-    lines = [
-        (result["ratio"] >= RATIO_MIN, f"restart / downtime = {result['ratio']:.1f} (aim: at least {RATIO_MIN:g})"),
-        (
-            downtime_ms <= bound_ms,
-            f"median downtime {downtime_ms:.1f} ms (aim: at most {bound_ms:.1f}, an iteration and "
-            f"{bytes_moved / 1e6:.1f} MB at {bytes_per_ms / 1e6:.2f} GB/s)",
+def judge(result: Mapping[str, Any], rank_bytes: float, bytes_per_ms: float) -> tuple[dict[str, str], list[str]]:
+    """Verdicts as the schema says, and a line for each.
+
+    A switch may cost an iteration and the time that one rank's state takes over one connection: ranks of a machine
+    give their state at the same time, each to its own successor. The sum of their bytes would allow for one after the
+    other. The median is judged, and the worst.
+    """
+    bound_ms = result["median_iteration_ms"] + rank_bytes / bytes_per_ms
+    bound = (
+        f"(aim: at most {bound_ms:.1f}, an iteration and {rank_bytes / 1e6:.1f} MB at {bytes_per_ms / 1e6:.2f} GB/s)"
+    )
+    median_ms, worst_ms = statistics.median(result["downtime_ms"]), max(result["downtime_ms"])
+    judged = {
+        "ratio": (
+            result["ratio"] >= RATIO_MIN,
+            f"restart / downtime = {result['ratio']:.1f} (aim: at least {RATIO_MIN:g})",
         ),
-    ]
-    return [f"{'met   ' if met else 'MISSED'} {text}" for met, text in lines]
+        "median": (median_ms <= bound_ms, f"median downtime {median_ms:.1f} ms {bound}"),
+        "worst": (worst_ms <= bound_ms, f"worst downtime {worst_ms:.1f} ms {bound}"),
+    }
+    verdicts = {name: aims.verdict(met) for name, (met, _) in judged.items()}
+    return verdicts, [aims.line(met, text) for met, text in judged.values()]
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round")
     parser.add_argument("--output", type=Path, default=RESULT)
+    aims.add_strict(parser)
     return parser.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measures, writes and prints. 0: measured, whatever the ratio; 1: a run failed; 2: wrong flags."""
+    """Measures, writes and prints. 0: measured, and with --strict every aim met; 1: a run failed; 2: wrong flags."""
     flags = parse(words)
     taken = Taken()
     try:
@@ -185,10 +202,11 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     result = taken.result()
     print(*(f"{name:30s} {value}" for name, value in result.items()), sep="\n")
-    print(*aims(result, statistics.median(taken.bytes_moved), loopback_bytes_per_ms()), sep="\n")
-    write(result, flags.output)
+    verdicts, lines = judge(result, taken.rank_bytes(), loopback_bytes_per_ms())
+    print(*lines, sep="\n")
+    write({**result, "verdicts": verdicts}, flags.output)
     print(f"written to {flags.output}")
-    return 0
+    return aims.exit_code(lines, strict=flags.strict)
 
 
 if __name__ == "__main__":

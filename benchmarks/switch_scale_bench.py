@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import trainmover_ext._C as _C
+from benchmarks import aims
 from megatron.resilience.protocol.messages import Directory, encode
 from trainmover_ext.endpoints import decode_endpoint, encode_endpoint
 
@@ -312,13 +313,11 @@ def growth(rows: Sequence[Row]) -> list[str]:
     for name in ("near_switch_us", "near_messages"):
         worst = max(rows, key=lambda row: getattr(row, name))
         ratio = getattr(worst, name) / getattr(first, name)
-        mark = "met   " if ratio <= GROWTH_MAX else "MISSED"
-        lines.append(
-            f"{mark} {name}: {worst.ranks} ranks / {first.ranks} ranks = {ratio:.2f} (aim: at most {GROWTH_MAX})"
-        )
+        text = f"{name}: {worst.ranks} ranks / {first.ranks} ranks = {ratio:.2f} (aim: at most {GROWTH_MAX})"
+        lines.append(aims.line(ratio <= GROWTH_MAX, text))
     for name in ("far_messages", "far_bytes", "far_connections"):
         most = max(getattr(row, name) for row in rows)
-        lines.append(f"{'met   ' if most == 0 else 'MISSED'} {name}: {most} (aim: 0)")
+        lines.append(aims.line(most == 0, f"{name}: {most} (aim: 0)"))
     return lines
 
 
@@ -335,6 +334,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one round of a few moves")
     parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=list(SIZES))
     parser.add_argument("--output", type=Path, default=RESULT)
+    aims.add_strict(parser)
     return parser.parse_args(words)
 
 
@@ -357,7 +357,7 @@ def measure(sizes: Sequence[int], rounds: int, moves: int) -> list[Row]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measures, writes and prints. 0: measured, whatever the growth; 1: a switch failed; 2: wrong flags."""
+    """Measures, writes and prints. 0: measured, and with --strict every aim met; 1: a switch failed; 2: wrong flags."""
     flags = parse(words)
     try:
         rows = measure(sorted(flags.sizes), 1 if flags.quick else ROUNDS, 4 if flags.quick else MOVES)
@@ -369,10 +369,11 @@ def main(words: Sequence[str] | None = None) -> int:
             f"{row.ranks:5d} ranks: {row.near_switch_us:8.1f} us, {row.near_messages} messages; {row.far_ranks} far: "
             f"{row.far_messages} messages, {row.far_connections} connections, {row.far_table_bytes} bytes of tables"
         )
-    print(*growth(rows), sep="\n")
+    lines = growth(rows)
+    print(*lines, sep="\n")
     write(rows, flags.output)
     print(f"written to {flags.output}")
-    return 0
+    return aims.exit_code(lines, strict=flags.strict)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from benchmarks import aims
 from benchmarks.processes import nothing_left
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,13 +90,11 @@ def measure(kind: Kind) -> float:
 
 def ratios(result: Mapping[str, float]) -> list[str]:
     """A line for each aim, of the kinds that were run."""
-    aims = (("compute_only_ms", TO_COMPUTE_MAX), ("gloo_ms", TO_GLOO_MAX))
     lines = []
-    for other, aim in aims:
+    for other, aim in (("compute_only_ms", TO_COMPUTE_MAX), ("gloo_ms", TO_GLOO_MAX)):
         if "trainmover_ms" in result and other in result:
             ratio = result["trainmover_ms"] / result[other]
-            mark = "met   " if ratio <= aim else "MISSED"
-            lines.append(f"{mark} trainmover_ms / {other} = {ratio:.2f} (aim: at most {aim})")
+            lines.append(aims.line(ratio <= aim, f"trainmover_ms / {other} = {ratio:.2f} (aim: at most {aim})"))
     return lines
 
 
@@ -104,11 +104,12 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one run of each kind")
     parser.add_argument("--kinds", nargs="+", choices=names, default=names, help="without all, nothing is written")
     parser.add_argument("--output", type=Path, default=RESULT)
+    aims.add_strict(parser)
     return parser.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measures, writes and prints. 0: measured, whatever the ratios; 1: a run failed; 2: wrong flags."""
+    """Measures, writes and prints. 0: measured, and with --strict every aim met; 1: a run failed; 2: wrong flags."""
     flags = parse(words)
     taken: dict[str, list[float]] = {kind.name: [] for kind in KINDS if kind.name in flags.kinds}
     try:
@@ -124,14 +125,15 @@ def main(words: Sequence[str] | None = None) -> int:
     result = {name: round(statistics.median(times), 1) for name, times in taken.items()}
     for name, value in result.items():
         print(f"{name:16s} {value:8.1f}")
-    print(*ratios(result), sep="\n")
+    lines = ratios(result)
+    print(*lines, sep="\n")
     if len(result) == len(KINDS):
         write(result, flags.output)
         print(f"written to {flags.output}")
-    return 0
+    return aims.exit_code(lines, strict=flags.strict)
 
 
-def write(result: Mapping[str, float], path: Path) -> None:
+def write(result: Mapping[str, Any], path: Path) -> None:
     """Writes `path`, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")

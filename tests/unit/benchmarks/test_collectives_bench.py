@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from benchmarks import collectives_bench
 from benchmarks.collectives.cells import RANKS, SIZES
 from benchmarks.collectives.job import ROOT
-from benchmarks.collectives_bench import QUICK_RANKS, QUICK_SIZES, parse
+from benchmarks.collectives.verdict import Verdict
+from benchmarks.collectives_bench import QUICK_RANKS, QUICK_SIZES, main, parse
 from megatron.resilience.agent.process_tree import descendants, read_process, read_processes
 
 LIMIT_S = 120
@@ -76,6 +79,17 @@ def test_a_small_run_writes_what_the_schema_says(tmp_path: Path) -> None:
     ]
     assert "all_reduce" in done.stdout
     assert list(tmp_path.iterdir()) == [result]
+
+
+def test_a_missed_aim_is_an_error_if_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    missed = [Verdict(met=None, text="nothing is asked"), Verdict(met=False, text="0.1x")]
+    monkeypatch.setattr(collectives_bench, "nothing_left", lambda: contextlib.nullcontext(tmp_path))
+    monkeypatch.setattr(collectives_bench, "measure_ranks", lambda *_: None)
+    monkeypatch.setattr(collectives_bench, "verdicts", lambda *_: missed)
+    words = ["--quick", "--libraries", "gloo", "--output", str(tmp_path / "collectives.json")]
+    assert [main(words), main([*words, "--strict"])] == [0, 1]
+    missed.pop()
+    assert main([*words, "--strict"]) == 0
 
 
 def test_a_run_that_is_ended_leaves_nothing(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from benchmarks import switch_bench
-from benchmarks.switch_bench import RESTARTED, SETTLE, Taken, aims, arguments, loopback_bytes_per_ms, main
+from benchmarks.switch_bench import RANKS, RESTARTED, SETTLE, Taken, arguments, judge, loopback_bytes_per_ms, main
 from benchmarks.training_bench import ROOT
 from megatron.resilience.agent.driven_run import RunError
 from megatron.resilience.baselines.timeline import MEDIAN_OVER
@@ -24,6 +24,7 @@ RIGHT = {
     "restart_downtime_ms": 9000.0,
     "restart_warm_fork_downtime_ms": 6000.0,
     "ratio": 379.0,
+    "verdicts": {"ratio": "met", "median": "met", "worst": "MISSED"},
 }
 
 
@@ -73,6 +74,30 @@ def test_migrations_and_restarts_take_turns_and_the_file_follows_the_schema(
     assert result["downtime_ms"] == [10.0, 20.0, 20.0, 40.0]
     assert (result["restart_downtime_ms"], result["restart_warm_fork_downtime_ms"]) == (13500.0, 9000.0)
     assert result["ratio"] == 675.0, "medians of 13500 and 20"
+    assert result["verdicts"] == {"ratio": "met", "median": "met", "worst": "met"}
+
+
+def test_the_worst_migration_is_judged_and_an_error_if_asked_for(
+    turns: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = switch_bench.migrations
+
+    def migrations(place: Path, taken: Taken) -> None:
+        measured(place, taken)
+        taken.downtime_ms[-1] = 900.0
+
+    monkeypatch.setattr(switch_bench, "migrations", migrations)
+    path = tmp_path / "switch.json"
+    assert main(["--quick", "--output", str(path)]) == 0
+    assert main(["--quick", "--output", str(path), "--strict"]) == 1
+    assert "MISSED worst downtime 900.0 ms" in capsys.readouterr().out
+    assert json.loads(path.read_text(encoding="utf-8"))["verdicts"]["worst"] == "MISSED"
+
+
+def test_the_bound_has_the_bytes_of_one_rank() -> None:
+    taken = Taken(iteration_ms=[100.0], downtime_ms=[1.0], lost_ms=[1.0], bytes_moved=[8_000_000] * 3)
+    assert RANKS == 2
+    assert taken.rank_bytes() == 4_000_000
 
 
 def test_a_downtime_that_cannot_be_seen_is_not_divided_by() -> None:
@@ -97,17 +122,18 @@ def test_a_run_that_failed_gives_no_file(
 @pytest.mark.parametrize(
     ("changed", "marks"),
     [
-        ({}, ["met   ", "met   "]),
-        ({"ratio": 49.9}, ["MISSED", "met   "]),
-        ({"downtime_ms": [190.0, 191.0, 192.0]}, ["met   ", "MISSED"]),
-        ({"downtime_ms": [189.0, 190.0, 900.0]}, ["met   ", "met   "]),
+        ({}, ["met", "met", "met"]),
+        ({"ratio": 49.9}, ["MISSED", "met", "met"]),
+        ({"downtime_ms": [189.0, 190.0, 190.0]}, ["met", "met", "met"]),
+        ({"downtime_ms": [190.0, 191.0, 192.0]}, ["met", "MISSED", "MISSED"]),
+        ({"downtime_ms": [189.0, 190.0, 900.0]}, ["met", "met", "MISSED"]),
     ],
 )
 def test_aims_are_met_or_missed(changed: dict[str, Any], marks: list[str]) -> None:
     # 180 ms of an iteration, and 10 ms for 5 MB at 0.5 MB/ms.
-    lines = aims({**RIGHT, **changed}, 5e6, 0.5e6)
-    assert [line[:6] for line in lines] == marks
-    assert "aim: at most 190.0" in lines[1]
+    verdicts, lines = judge({**RIGHT, **changed}, 5e6, 0.5e6)
+    assert list(verdicts.values()) == [line.split()[0] for line in lines] == marks
+    assert all("aim: at most 190.0" in line for line in lines[1:])
 
 
 def test_medians_are_of_whole_windows() -> None:
@@ -129,6 +155,8 @@ def test_the_speed_of_loopback_is_that_of_this_computer() -> None:
         {**RIGHT, "downtime_ms": 3.0},
         {**RIGHT, "restart_downtime_ms": 0},
         {**RIGHT, "more": 1},
+        {**RIGHT, "verdicts": {"ratio": "met", "median": "met"}},
+        {**RIGHT, "verdicts": {"ratio": "met", "median": "met", "worst": "perhaps"}},
         [RIGHT],
     ],
 )

@@ -135,6 +135,12 @@ def test_peers_are_few_and_mutual() -> None:
     assert all(len(ranks) == len(set(ranks)) for ranks in groups_of(64, 32).values())
 
 
+def test_a_missed_aim_is_an_error_if_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(switch_scale_bench, "measure", lambda *_: [row(8, 100), row(64, 500)])
+    words = ["--output", str(tmp_path / "switch_scale.json")]
+    assert [main(words), main([*words, "--strict"])] == [0, 1]
+
+
 def test_a_switch_that_breaks_ends_the_benchmark(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,6 +95,13 @@ def test_the_kinds_take_turns_and_the_file_follows_the_schema(
     assert result == {name: 4.0 + place for place, name in enumerate(names)}, "the median of rounds 1, 4 and 7"
 
 
+def test_a_missed_ratio_is_an_error_if_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(training_bench, "nothing_left", contextlib.nullcontext)
+    monkeypatch.setattr(training_bench, "measure", lambda kind: {"trainmover_ms": 200.0}.get(kind.name, 100.0))
+    words = ["--quick", "--output", str(tmp_path / "training.json")]
+    assert [main(words), main([*words, "--strict"])] == [0, 1]
+
+
 def test_some_kinds_alone_write_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(training_bench, "nothing_left", contextlib.nullcontext)
     monkeypatch.setattr(training_bench, "measure", lambda kind: 1.0)
