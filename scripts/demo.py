@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from megatron.resilience.proof.schedule import Move
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "demo"
 PREFIX = FOLDER / "data" / "stdlib"
+MIGRATED = FOLDER / "migrated"
 ITERATIONS, MIDDLE = 50, 40
 LIMIT_S = 600.0
 LAUNCH = ["-m", "megatron.resilience.cli.main", "run", "--machines", "4", "--ranks-per-machine", "2"]
@@ -87,19 +89,27 @@ def words_of_training() -> list[str]:
 
 def replace_a_machine() -> tuple[Difference | None, dict[str, Any]]:
     """Where the run with another machine differs from the straight one, and what `trainmover incidents` tells of it."""
-    folder = FOLDER / "migrated"
-    folder.mkdir(parents=True)
+    MIGRATED.mkdir(parents=True)
     spec = ProofSpec(
         script=("pretrain_gpt.py", *words_of_training()),
         machines=4,
         ranks_per_machine=2,
         moves=(Move(iteration=1, slots=(1,)),),
-        folder=folder,
+        folder=MIGRATED,
         limit_s=LIMIT_S,
     )
     records, incidents = migrated(spec, lambda line: print(f"trainmover: {line}", flush=True))
     straight = (FOLDER / "straight" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return first_difference(read_records(straight), records), incidents[0]
+    return first_difference(read_records(straight), records), done_one(incidents)
+
+
+def done_one(incidents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The migration that was done; tries before it may have come to nothing. Raises RunError without one."""
+    for incident in incidents:
+        if incident["outcome"] == "done":
+            return incident
+    told = [f"{incident['outcome']}: {incident['why']}" for incident in incidents]
+    raise RunError(f"found incidents {told}, expected one that is done; look at {relative(MIGRATED / 'migrated.log')}")
 
 
 def train(name: str, *flags: str) -> Run | None:
@@ -135,16 +145,23 @@ def summary(straight: Run, resumed: Run, difference: Difference | None, incident
     print(f"  Stopped and resumed at iteration {MIDDLE}: losses, gradient norms and final state {verdict}.")
     print(
         f"  Machine {incident['leavers'][0]} was replaced by {incident['joiners'][0]} at iteration "
-        f"{incident['boundary']}: {incident['downtime_ms']:.0f} ms of downtime, {incident['links_replaced']} links "
-        f"replaced and {incident['links_kept']} kept;"
+        f"{incident['boundary']}: downtime {downtime_words(incident['downtime_ms'])}, "
+        f"{incident['links_replaced']} links replaced and {incident['links_kept']} kept;"
     )
     changed = "no bit of it changed" if difference is None else f"IT CHANGED THE RUN: {difference}"
     print(f"  losses, gradient norms and final state against the straight run: {changed}.")
+    print("  (Downtime: by how much that iteration was longer than the median before it; below 0 if it was quicker.)")
     print(f"  Logs, one a rank: {relative(FOLDER / 'straight' / 'logs')}")
     print(f"  Exact numbers:    {relative(FOLDER / 'straight' / 'metrics.jsonl')}")
     print(f"  Checkpoints:      {relative(FOLDER / 'checkpoints')}")
+    print(f"  What it cost:     .venv/bin/trainmover incidents --resilience-dir {relative(MIGRATED / 'resilience')}")
     print("  Next: docs/tour.md explains what ran; try `.venv/bin/trainmover run --help`.")
     return 0 if learned and equal and difference is None else 1
+
+
+def downtime_words(downtime_ms: float | None) -> str:
+    """A downtime for people."""
+    return "not measured" if downtime_ms is None else f"{downtime_ms:.0f} ms"
 
 
 def relative(path: Path) -> Path:

@@ -86,7 +86,6 @@ TESTED_ELSEWHERE = {
     "trainmover_ext/switching.py": "tests/distributed/test_prove_planned.py",
     "trainmover_ext/rendezvous.py": "tests/unit/trainmover_ext/test_backend_operations.py",
     "benchmarks/resilience_idle_job.py": "tests/unit/benchmarks/test_resilience_idle_bench.py",
-    "scripts/demo.py": "tests/functional/test_demo.py",
 }
 
 
