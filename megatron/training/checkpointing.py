@@ -26,7 +26,6 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 
-from megatron.resilience.state.errors import StateError
 from megatron.training import checkpoint_files
 from megatron.training.checkpoint_facts import check_resume, facts_of, same_layout
 from megatron.training.checkpoint_files import Checkpoint
@@ -122,6 +121,8 @@ class Checkpointer:
         Raises StateError while a background save is not finished: it can't go on elsewhere.
         """
         if self.is_saving:
+            from megatron.resilience.state.errors import StateError  # a run without resilience has none of it
+
             raise StateError("a background save is not finished, expected none at a boundary where a machine moves")
         return {
             "went_on_from": self._went_on_from,
