@@ -26,7 +26,7 @@ from megatron.training.membership import FixedMembership, Membership
 from megatron.training.model_setup import ModelProvider, Trainee, build_trainee, gather_parameters
 from megatron.training.preflight import EXIT_USAGE, plan_run, usage_line
 from megatron.training.reporting import Reporter
-from megatron.training.state_digest import state_digest
+from megatron.training.state_digest import small_state_digest, state_digest
 from megatron.training.step import ForwardStep
 
 
@@ -152,8 +152,9 @@ def _until_replaced() -> Iterator[None]:
 
 def _report_digests(trainee: Trainee, progress: Progress, reporter: Reporter) -> None:
     digests: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(digests, state_digest(trainee))
-    reporter.digests(progress.iteration, digests)
+    own = (state_digest(trainee), small_state_digest(trainee, progress))
+    torch.distributed.all_gather_object(digests, own)
+    reporter.digests(progress.iteration, [whole for whole, _ in digests], [small for _, small in digests])
 
 
 def _headline(plan: Plan) -> str:

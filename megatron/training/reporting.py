@@ -131,9 +131,9 @@ class Reporter:
             if self._tensorboard:
                 self._tensorboard.add_scalar(f"{name} {split}", value, iteration)
 
-    def digests(self, iteration: int, digests: list[str]) -> None:
-        """Records each rank's state digest, by global rank."""
-        self._write({"kind": "state", "iteration": iteration, "sha256": digests})
+    def digests(self, iteration: int, digests: list[str], small: list[str]) -> None:
+        """Records the two digests of each rank's state, by global rank."""
+        self._write({"kind": "state", "iteration": iteration, "sha256": digests, "small_sha256": small})
 
     def capture(self) -> dict[str, Any]:
         """What has come since the last log line, for the rank that takes this one's place."""

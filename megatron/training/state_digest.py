@@ -1,13 +1,22 @@
-"""SHA-256 of what a rank owns: parameters, buffers, optimizer state. The proof of bit-equality rests on it."""
+"""SHA-256 of what a rank owns. The proof of bit-equality rests on it.
+
+Two digests, as runs compare differently: parameters, buffers and optimizer tensors are equal in a run that was resumed;
+the rest, such as random states and first-batch flags, only in runs that took the same steps in their processes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import torch
 
+from megatron.resilience.state.errors import StateError
+from megatron.resilience.state.small_state import capture_small_state
+from megatron.training.checkpointing import Progress
 from megatron.training.model_setup import Trainee
 
 
@@ -19,6 +28,19 @@ def state_digest(trainee: Trainee) -> str:
         flat = tensor.detach().contiguous().reshape(-1).cpu()
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def small_state_digest(trainee: Trainee, progress: Progress) -> str:
+    """Hex SHA-256 over all else that decides how this rank goes on: random states, loss scaler, scheduler, rates of
+    parameter groups, buffers that are not saved, flags of data parallelism, counters. Clocks are not in it.
+
+    Empty for a state that cannot be captured, of which nobody can say that it is equal.
+    """
+    try:
+        state = msgspec.msgpack.decode(capture_small_state(trainee, dataclasses.asdict(progress)))
+    except StateError:
+        return ""
+    return hashlib.sha256(msgspec.msgpack.encode(state, order="deterministic")).hexdigest()
 
 
 def owned_tensors(trainee: Trainee) -> Iterator[tuple[str, torch.Tensor]]:

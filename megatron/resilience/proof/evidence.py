@@ -19,9 +19,10 @@ def gap_in_records(records: Sequence[Record], world_size: int) -> str:
             f"found {len(states)} records of the final state, expected one; does the script end with "
             "--log-state-digest, and does nobody else write into its metrics?"
         )
-    digests = states[0].get("sha256")
-    if not isinstance(digests, list) or len(digests) != world_size or not all(digests):
-        return f"found the final state {digests!r}, expected a digest of each of {world_size} ranks"
+    for name in ("sha256", "small_sha256"):
+        digests = states[0].get(name)
+        if not isinstance(digests, list) or len(digests) != world_size or not all(digests):
+            return f"found the final state ({name}) {digests!r}, expected a digest of each of {world_size} ranks"
     return ""
 
 

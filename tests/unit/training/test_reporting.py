@@ -97,11 +97,11 @@ def test_evaluations_and_digests_are_recorded(tmp_path: Path) -> None:
     reporter = Reporter(plan(f"--metrics-file {tmp_path / 'm'}"), speaks=True)
     reporter.start()
     reporter.evaluation(7, "validation", {"lm loss": 1.5})
-    reporter.digests(7, ["ab", "cd"])
+    reporter.digests(7, ["ab", "cd"], ["ef", "01"])
     reporter.stop()
     evaluation, state = [json.loads(line) for line in (tmp_path / "m").read_text().splitlines()]
     assert evaluation == {"kind": "evaluation", "iteration": 7, "split": "validation", "losses": {"lm loss": 1.5}}
-    assert state["sha256"] == ["ab", "cd"]
+    assert (state["sha256"], state["small_sha256"]) == (["ab", "cd"], ["ef", "01"])
 
 
 def test_evaluating_and_saving_do_not_count_as_time_of_iterations(

@@ -18,7 +18,7 @@ def steps(*iterations: int) -> list[Record]:
 
 
 def state(*digests: str | None) -> list[Record]:
-    return [{"kind": "state", "iteration": 6, "sha256": list(digests)}]
+    return [{"kind": "state", "iteration": 6, "sha256": list(digests), "small_sha256": list(digests)}]
 
 
 def incident(boundary: int, *slots: int, **changed: Any) -> dict[str, Any]:
@@ -45,7 +45,8 @@ def test_a_whole_run_has_no_gap() -> None:
         ([*steps(1), *state("aa", "bb", "cc")], "expected a digest of each of 2 ranks"),
         ([*steps(1), *state("aa", "")], "expected a digest of each of 2 ranks"),
         ([*steps(1), *state("aa", None)], "expected a digest of each of 2 ranks"),
-        ([*steps(1), {"kind": "state", "iteration": 1}], "found the final state None"),
+        ([*steps(1), {"kind": "state", "iteration": 1}], "found the final state (sha256) None"),
+        ([*steps(1), {**state("aa", "bb")[0], "small_sha256": ["aa", ""]}], "found the final state (small_sha256)"),
     ],
 )
 def test_runs_that_recorded_too_little_prove_nothing(records: list[Record], words: str) -> None:
