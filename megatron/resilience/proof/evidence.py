@@ -26,6 +26,11 @@ def gap_in_records(records: Sequence[Record], world_size: int) -> str:
     return ""
 
 
+def last_try(told: Sequence[dict[str, Any]], known: int) -> list[dict[str, Any]]:
+    """The last of the incidents that came after the first `known`: a command tries one machine after another."""
+    return list(told[known:][-1:])
+
+
 def gap_in_migrations(records: Sequence[Record], moves: Sequence[Move], incidents: Sequence[Mapping[str, Any]]) -> str:
     """Which of `moves` was not made, or not between two recorded iterations, in words; empty if none.
 

@@ -18,7 +18,7 @@ from typing import Any
 from megatron.resilience.agent.driven_run import RunError, driven_run
 from megatron.resilience.proof.commands import ask, migrate
 from megatron.resilience.proof.compare import Difference, Record, first_difference, last_iteration, read_records
-from megatron.resilience.proof.evidence import gap_in_migrations, gap_in_records
+from megatron.resilience.proof.evidence import gap_in_migrations, gap_in_records, last_try
 from megatron.resilience.proof.operations import (
     OperationDifference,
     Trace,
@@ -123,9 +123,7 @@ def migrated(spec: ProofSpec, say: Callable[[str], None]) -> tuple[list[Record],
             run.wait_for(partial(_reached, metrics, move.iteration), deadline_s, f"iteration {move.iteration}")
             say(migrate(run, resilience, move.slots, deadline_s))
             told = ask(resilience, "incidents")
-            if len(told) <= known:
-                raise RunError(f"found no incident of the migration of slots {move.slots}, expected one")
-            incidents.append(told[-1])
+            incidents += last_try(told, known)
             known = len(told)
         run.wait(deadline_s)
     return _records(metrics), tuple(incidents)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from megatron.resilience.proof.compare import Record
-from megatron.resilience.proof.evidence import gap_in_migrations, gap_in_records
+from megatron.resilience.proof.evidence import gap_in_migrations, gap_in_records, last_try
 from megatron.resilience.proof.schedule import Move
 
 MOVES = (Move(iteration=2, slots=(1, 0)), Move(iteration=4, slots=(1,)))
@@ -51,6 +51,14 @@ def test_a_whole_run_has_no_gap() -> None:
 )
 def test_runs_that_recorded_too_little_prove_nothing(records: list[Record], words: str) -> None:
     assert words in gap_in_records(records, 2)
+
+
+def test_a_move_is_judged_by_its_last_try() -> None:
+    given_up = incident(-1, 1, outcome="aborted", why="its machine is dead")
+    told = [incident(3, 0, 1), given_up, incident(6, 1)]
+    assert gap_in_migrations(WHOLE, MOVES, [*last_try(told[:1], 0), *last_try(told, 1)]) == ""
+    assert "was not done" in gap_in_migrations(WHOLE, MOVES, [*last_try(told[:1], 0), *last_try(told[:2], 1)])
+    assert "found 1 migrations" in gap_in_migrations(WHOLE, MOVES, [*last_try(told[:1], 0), *last_try(told[:1], 1)])
 
 
 @pytest.mark.parametrize(
