@@ -41,7 +41,10 @@ class CollectiveAborted(CollectiveError):  # noqa: N818
         self.culprit = culprit
 
     def __str__(self) -> str:
-        return str(self.args[0])
+        message = str(self.args[0])
+        if self.culprit is None or f"global rank {self.culprit}" in message:
+            return message
+        return f"{message} (global rank {self.culprit})"
 
 
 class CollectiveTimeout(CollectiveError):  # noqa: N818

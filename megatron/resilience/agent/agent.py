@@ -11,13 +11,14 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 
 from megatron.resilience.agent import events, process_tree
 from megatron.resilience.agent.agent_config import AgentConfig, spawner_command
 from megatron.resilience.agent.alone import AloneWatch
 from megatron.resilience.agent.controller_line import ControllerLine, LineCallbacks
 from megatron.resilience.agent.environment import inherited_environment, joining_environment
-from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK, FailureReport, describe, first_failure
+from megatron.resilience.agent.failure import EXIT_FAILURE, EXIT_OK, FailureReport, cause, describe, first_failure
 from megatron.resilience.agent.output import LineSink
 from megatron.resilience.agent.rank_socket import RankSocket
 from megatron.resilience.agent.signals import STOP_SIGNALS, is_ignored
@@ -67,6 +68,8 @@ class Agent:
         self._holding: set[int] = set()
         """Generations whose ranks hold a slot of the job."""
         self._failures: list[FailureReport] = []
+        self._untold: dict[int, list[FailureReport]] = {}
+        """Generation -> failures of its ranks, which did not train yet: the job's, unless their switch is undone."""
         self._code = EXIT_OK
         self._has_met = False
         """Whether a controller has ever let it in."""
@@ -124,8 +127,12 @@ class Agent:
             self._alone.met()
         was_stopped = bool(self._core.stopped)
         kills_at_once = isinstance(message, Discard)
+        if isinstance(message, Discard):
+            self._untold.pop(message.generation, None)
         self._step(ControllerSaid(message=message), end_s=0.0 if kills_at_once else self._config.limits.settle_s)
         if isinstance(message, StopJob) and not was_stopped and self._core.stopped:
+            if not message.ok:
+                self._tell_untold()
             self._tell(events.JobStopped(why=message.why))
         self._end_if_done()
 
@@ -255,14 +262,30 @@ class Agent:
             if isinstance(event, events.RankFailed | events.RankExited) and event.failure is not None:
                 child.has_failed = True
                 self._failures.append(event.failure)
-        elif isinstance(event, events.RankFailed):
-            what = event.failure.exception or "it failed"
-            self._say(f"global rank {event.failure.global_rank} of generation {child.generation}: {what}")
+        elif isinstance(event, events.RankFailed | events.RankExited) and event.failure is not None:
+            if not child.is_ordered_to_end:
+                self._untold.setdefault(child.generation, []).append(event.failure)
+            if isinstance(event, events.RankFailed):
+                what = event.failure.exception or "it failed"
+                self._say(f"global rank {event.failure.global_rank} of generation {child.generation}: {what}")
+
+    def _tell_untold(self) -> None:
+        """The job is over, and these switches were not undone: past the point of no return such a rank is the job's."""
+        for generation, failures in self._untold.items():
+            advice = (
+                f"it was to train from generation {generation} on, whose point of no return had passed; start the job "
+                "again from its newest checkpoint"
+            )
+            for failure in failures:
+                told = replace(failure, advice=advice)
+                self._failures.append(told)
+                self._tell(events.RankFailed(failure=told))
+            self._code = EXIT_FAILURE
 
     def _end_rank(self, child: SpawnerChild, global_rank: int, status: int, failure: FailureReport | None) -> None:
         child.living.discard(global_rank)
         self._socket.forget(global_rank)
-        why = "" if failure is None else failure.exception
+        why = "" if failure is None else cause(failure)
         ended = ProcessEnded(global_rank=global_rank, generation=child.generation, exit_code=status, why=why)
         self._step(ended)
 

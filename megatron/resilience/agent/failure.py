@@ -65,6 +65,8 @@ class FailureReport:
     """Where its whole output is."""
     process: str = "spawner"
     """What failed, if it was no rank."""
+    advice: str = ""
+    """What it means, and what to do; empty where the failure says it itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +110,7 @@ def _order(report: FailureReport) -> int:
 
 
 def describe(verdict: Verdict) -> list[str]:
-    """The closing lines of a failed job: who failed and how, then where the rest can be read."""
+    """The closing lines of a failed job: who failed and how, what to do, then where the rest can be read."""
     report = verdict.report
     who = f"the {report.process} of machine {report.group_rank}"
     if report.global_rank is not None:
@@ -122,9 +124,18 @@ def describe(verdict: Verdict) -> list[str]:
     else:
         how = f"exited with code {report.exit_code}" + (f": {report.exception}" if report.exception else "")
     lines = [f"{who} {how}"]
+    if report.advice:
+        lines.append(report.advice)
     if report.log_path:
         lines.append(f"its whole output is in {report.log_path}")
     return lines
+
+
+def cause(report: FailureReport) -> str:
+    """What ended it, in a few words: a signal, or else what it said last."""
+    if report.signal_number is None:
+        return report.exception
+    return f"killed by signal {report.signal_number} ({_signal_name(report.signal_number)})"
 
 
 def last_words(lines: Iterable[str]) -> tuple[str, str]:

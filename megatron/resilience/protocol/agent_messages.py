@@ -61,10 +61,11 @@ class Release(Message, frozen=True, kw_only=True):
 
 
 class StopJob(Message, frozen=True, kw_only=True):
-    """End all ranks: the job is over."""
+    """End all ranks: the job is over, well if `ok`."""
 
     term: int
     why: str
+    ok: bool
 
 
 class Rejected(Message, frozen=True, kw_only=True):

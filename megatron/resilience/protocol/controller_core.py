@@ -163,7 +163,7 @@ class ControllerCore:
         self.commands.close(f"the job {'ended' if ok else 'failed'}: {why}")
         self.desk.journal(JobEnded(time_ms=self.desk.now_ms, ok=ok, why=why))
         for machine in self.desk.members.machines.values():
-            self.desk.send(machine.machine_id, StopJob(term=self.desk.term, why=why))
+            self.desk.send(machine.machine_id, StopJob(term=self.desk.term, why=why, ok=ok))
 
     def untold(self) -> list[str]:
         """Machines that are known to the job and have not been sent its end: they were away."""
@@ -211,7 +211,8 @@ class ControllerCore:
         if not desk.ledger.ended:
             self._fence(machine)
         if desk.ledger.ended:
-            desk.send(machine.machine_id, StopJob(term=desk.term, why=desk.ledger.ended_why))
+            stop = StopJob(term=desk.term, why=desk.ledger.ended_why, ok=desk.ledger.ended_ok)
+            desk.send(machine.machine_id, stop)
             return
         self._tell_again(machine)
 
@@ -245,7 +246,7 @@ class ControllerCore:
         desk = self.desk
         message = Rejected(term=desk.term, why=why, final=final)
         if desk.ledger.ended and not final:
-            over = StopJob(term=desk.term, why=desk.ledger.ended_why)
+            over = StopJob(term=desk.term, why=desk.ledger.ended_why, ok=desk.ledger.ended_ok)
             desk.actions.append(Send(connection=connection, machine_id=hello.machine_id, message=over))
             return
         desk.actions.append(Send(connection=connection, machine_id=hello.machine_id, message=message))

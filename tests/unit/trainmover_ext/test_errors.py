@@ -53,6 +53,18 @@ def test_an_abort_arrives_as_collective_aborted(way: str) -> None:
     assert (caught.value.generation, caught.value.culprit) == (trainmover_ext.generation(), 3)
 
 
+@pytest.mark.parametrize(
+    ("message", "culprit", "text"),
+    [
+        ("aborted: its process ended", 3, "aborted: its process ended (global rank 3)"),
+        ("global rank 3 gave no sign of life", 3, "global rank 3 gave no sign of life"),
+        ("aborted: test", None, "aborted: test"),
+    ],
+)
+def test_an_abort_says_which_rank_was_lost(message: str, culprit: int | None, text: str) -> None:
+    assert str(errors.CollectiveAborted(message, 1, culprit)) == text
+
+
 @pytest.mark.usefixtures("alone")
 def test_resume_lets_the_same_group_work_again() -> None:
     trainmover_ext.set_mode("live")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from megatron.resilience.agent.failure import (
     SUMMARY_CHARACTERS_MAX,
     FailureClass,
     FailureReport,
+    cause,
     classify,
     describe,
     exit_code,
@@ -117,6 +119,17 @@ def test_closing_lines_name_the_log_file() -> None:
     verdict = first_failure([KILLED])
     assert verdict is not None
     assert describe(verdict)[1:] == ["its whole output is in logs/rank-0003.log"]
+
+
+def test_a_killed_rank_has_said_nothing_of_its_cause() -> None:
+    assert cause(replace(KILLED, exception="iteration 4 of 60")) == "killed by signal 9 (SIGKILL)"
+    assert cause(RAISED) == "ValueError: bad"
+
+
+def test_closing_lines_say_what_to_do_where_that_is_known() -> None:
+    verdict = first_failure([replace(KILLED, advice="start the job again")])
+    assert verdict is not None
+    assert describe(verdict)[1:] == ["start the job again", "its whole output is in logs/rank-0003.log"]
 
 
 TRACEBACK = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "    g()", "KeyError: 'first'"]

@@ -101,7 +101,7 @@ def test_what_it_cannot_start_it_refuses() -> None:
             assert isinstance(action.message, StartRefused)
             assert why in action.message.why
     stopped = agent()
-    obey(stopped, StopJob(term=1, why="over"))
+    obey(stopped, StopJob(term=1, why="over", ok=True))
     (action,) = obey(stopped, start())
     assert isinstance(action, SayToController)
     assert "the job is over here" in str(action.message)
@@ -145,7 +145,7 @@ def test_it_relays_both_ways_and_not_to_what_is_not_there() -> None:
 def test_lower_terms_are_not_obeyed() -> None:
     core = agent()
     obey(core, Welcome(term=5, job="j"))
-    (action,) = obey(core, StopJob(term=4, why="old"))
+    (action,) = obey(core, StopJob(term=4, why="old", ok=True))
     assert isinstance(action, Hang)
     assert not action.for_good
     assert not core.stopped
@@ -185,7 +185,7 @@ def test_joiners_are_discarded_and_nothing_else_is() -> None:
 def test_a_stop_ends_all_and_a_rejection_hangs_up_for_good() -> None:
     core = agent()
     obey(core, start())
-    assert [type(action) for action in obey(core, StopJob(term=1, why="over"))] == [EndRank, EndRank]
+    assert [type(action) for action in obey(core, StopJob(term=1, why="over", ok=True))] == [EndRank, EndRank]
     (action,) = obey(core, Rejected(term=1, why="not now", final=False))
     assert isinstance(action, Hang)
     assert not action.for_good

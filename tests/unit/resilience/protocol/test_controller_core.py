@@ -76,8 +76,10 @@ def test_a_rank_that_fails_ends_the_job_and_one_that_finishes_does_not_alone() -
     assert not talk.core.desk.ledger.ended
     talk.end(1, 1, 1, code=0)
     assert talk.core.desk.ledger.ended_ok
+    assert {stop.ok for _, stop in talk.said(StopJob)} == {True}
     talk = running()
     talk.end(1, 1, 1)
+    assert {stop.ok for _, stop in talk.said(StopJob)} == {False}
     assert talk.core.desk.ledger.ended_why == "global rank 1 on machine m1 ended: killed"
 
 
@@ -268,7 +270,7 @@ def test_once_over_everybody_who_comes_is_told() -> None:
     talk = running()
     talk.end(1, 1, 1)
     talk.hello(3)
-    assert talk.said(StopJob)
+    assert [stop.ok for _, stop in talk.said(StopJob)] == [False]
     talk.ask(AskStatus())
     (status,) = talk.answers(StatusAnswer)
     assert (status.state, status.why) == ("failed", "global rank 1 on machine m1 ended: killed")
