@@ -27,7 +27,7 @@ CASTING      VETO      ARMED        cast again
 CASTING      GRANT     GRANTED
 GRANTED      REPEAT    GRANTED
 GRANTED      GO        GRANTED
-GRANTED      WITHDRAW  GRANTED      too late: answered with Cast
+GRANTED      WITHDRAW  GRANTED      answered with Cast; the verdict will be STAY
 GRANTED      BROKE     GRANTED
 GRANTED      STAY      OVER         the lead was there first, and had heard of a failure
 GRANTED      BOUNDARY  SENDING      hold new links, give the state
@@ -220,10 +220,8 @@ def step(half: Leaver, event: RankEvent) -> Step:
             return after, standing(after)
         case LinkAppeared(peer=peer):
             return _see_link(half, peer)
-        case BoundaryReached(iteration=iteration) if half.state is _S.GRANTED:
-            return _reach(half, iteration)
-        case BoundaryReached():
-            return half, []
+        case BoundaryReached(iteration=iteration):
+            return _reach(half, iteration) if half.state is _S.GRANTED else (half, [])
         case TransferAcked():
             after = _move(half, _T.ACKED)
             if half.is_lead:
@@ -264,11 +262,14 @@ def go(half: Leaver) -> Step:
 
 
 def withdraw(half: Leaver) -> Step:
-    """Rule P3: what the lead has not cast it gives up; what has been granted takes its course."""
+    """Rule P3: what the lead has not cast it gives up; what has been granted and not decided ends with STAY."""
+    failed = half.failed or "the controller gave it up"
+    if half.at_boundary:
+        return _decide(replace(half, failed=failed))
     after = _move(half, _T.WITHDRAW)
     if after.state is _S.OVER:
         return after, [CloseTransfer(generation=half.generation), Report(report=Withdrawn(generation=half.generation))]
-    return after, standing(after) if after.state is _S.GRANTED else []
+    return replace(after, failed=failed), standing(after)
 
 
 def abort(half: Leaver) -> Step:
@@ -330,8 +331,8 @@ def _see_link(half: Leaver, peer: int) -> Step:
     if peer in half.leavers or peer in half.linked:
         return half, []
     after = replace(half, linked=half.linked | {peer})
-    more = MoreLinks(generation=half.generation, linked=tuple(sorted(after.linked)))
-    return after, [Report(report=more)] if half.state in (_S.READY, _S.ARMED) else []
+    more = Report(report=MoreLinks(generation=half.generation, linked=tuple(sorted(after.linked))))
+    return after, [more] if half.state in (_S.READY, _S.ARMED) else []
 
 
 def _reach(half: Leaver, iteration: int) -> Step:
@@ -354,8 +355,7 @@ def _decide(half: Leaver) -> Step:
     """The lead's verdict, once it stands at the boundary; before that, what came is only remembered."""
     if half.state not in (_S.SENDING, _S.ACKED) or not half.is_lead:
         return half, []
-    verdict = verdict_of(half)
-    return (half, []) if verdict is None else _conclude(half, leave=verdict)
+    return (half, []) if (verdict := verdict_of(half)) is None else _conclude(half, leave=verdict)
 
 
 def _conclude(half: Leaver, *, leave: bool) -> Step:

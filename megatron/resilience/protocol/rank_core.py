@@ -294,7 +294,8 @@ class RankCore:
                 return []
 
     def _obey_as_leaver(self, half: Leaver, command: SwitchCommand) -> list[RankAction]:
-        if half.at_boundary:
+        decided = half.state is LeaverState.LEFT
+        if half.at_boundary and (decided or not half.is_lead or not isinstance(command, Withdraw)):
             return leaver.standing(half) if half.is_lead and not isinstance(command, Planned | Abort) else []
         match command:
             case PrepareLeaver():

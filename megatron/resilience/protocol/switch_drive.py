@@ -121,10 +121,10 @@ class SwitchDrive(SwitchSends):
             case MoreLinks(linked=linked):
                 self._link(rank, linked)
             case Withdrawn() if rank == self.lead and self.phase in AT_LEAD:
-                self.conclude("withdrawn", self.desk.ledger.switch.withdrawing if self.desk.ledger.switch else "")
+                self.conclude("withdrawn", self._withdrawing())
             case Stayed(why=why, lacking=lacking) if self.phase in AT_LEAD:
                 blamed = [self.leaving[leaver].joiner for leaver in lacking if leaver in self.leaving]
-                self.conclude("stayed", f"the verdict was STAY: {why}", blamed=blamed)
+                self.conclude("stayed", f"the verdict was STAY: {self._withdrawing() or why}", blamed=blamed)
             case Left(boundary=boundary, peak_bytes=peak):
                 self.leaver_peaks[rank] = peak
                 self._leave(boundary)
@@ -141,6 +141,10 @@ class SwitchDrive(SwitchSends):
             case Armed() | Cast() | _:
                 pass
         self.advance()
+
+    def _withdrawing(self) -> str:
+        """Why the lead was asked to give up, if it was."""
+        return self.desk.ledger.switch.withdrawing if self.desk.ledger.switch else ""
 
     def _hear_built(self, rank: int, report: Built) -> None:
         ledger, move = self.desk.ledger, self.leaving[rank]

@@ -101,6 +101,23 @@ def test_a_lead_withdraws_until_it_was_granted() -> None:
         assert actions == [CloseTransfer(generation=5), Report(report=Withdrawn(generation=5))]
     after, actions = leaver.withdraw(granted())
     assert (after.state, actions) == (LeaverState.GRANTED, [Report(report=Cast(generation=5, boundary=8))])
+    after, actions = leaver.step(after, BoundaryReached(iteration=8))
+    assert after.state is LeaverState.OVER
+    assert SendState(generation=5) not in actions
+    assert SendNote(peer=1, note=STAY) in actions
+
+
+def test_a_lead_that_withdraws_at_the_boundary_decides_stay_unless_it_has_decided() -> None:
+    sending, _ = leaver.step(granted(), BoundaryReached(iteration=8))
+    acked, _ = leaver.step(sending, TransferAcked(generation=5))
+    for half in (sending, acked):
+        after, actions = leaver.withdraw(half)
+        assert after.state is LeaverState.OVER
+        assert SendVerdict(generation=5, leave=False) in actions
+        assert actions[-1] == Report(report=Stayed(generation=5, why="the controller gave it up"))
+    left, _ = leaver.step(acked, NoteCame(sender=3, note=NoteAcked(generation=5)))
+    after, actions = leaver.withdraw(left)
+    assert (after.state, actions) == (LeaverState.LEFT, [])
 
 
 def test_new_links_veto_until_they_are_planned() -> None:

@@ -6,9 +6,11 @@ from megatron.resilience.protocol.facts import Facts
 from megatron.resilience.protocol.leaver import Leaver, LeaverState
 from megatron.resilience.protocol.messages import (
     Abort,
+    Cast,
     Directory,
     Go,
     LeaveJob,
+    Left,
     MoreLinks,
     NoteVerdict,
     PrepareLeaver,
@@ -39,6 +41,7 @@ from megatron.resilience.protocol.switch import (
     PrepareLinks,
     RankAction,
     Report,
+    TransferAcked,
     TransferFailed,
     TransferListening,
     TransferWhole,
@@ -193,6 +196,28 @@ def test_the_lead_casts_after_go_and_says_how_it_ended_again() -> None:
     for command in (Query(generation=2), Go(generation=2), Withdraw(generation=2)):
         assert told(core, command) == [stayed]
     assert core.is_member
+
+
+def test_a_withdrawal_that_comes_at_the_boundary_ends_the_wait() -> None:
+    core = lead()
+    told(core, Go(generation=2))
+    assert vote(core, 3, cast=2) == Contribution(cast=2)
+    core.step(BoundaryReached(iteration=4))
+    assert told(core, Go(generation=2)) == [Report(report=Cast(generation=2, boundary=4))]
+    assert waits(core)
+    assert told(core, Withdraw(generation=2))[-1] == Report(
+        report=Stayed(generation=2, why="the controller gave it up")
+    )
+    assert not waits(core)
+
+
+def test_a_lead_that_has_left_says_so_when_it_is_to_withdraw() -> None:
+    core = lead()
+    told(core, Go(generation=2))
+    assert vote(core, 3, cast=2) == Contribution(cast=2)
+    core.step(BoundaryReached(iteration=4))
+    core.step(TransferAcked(generation=2))
+    assert told(core, Withdraw(generation=2)) == [Report(report=Left(generation=2, boundary=4))]
 
 
 def test_a_lead_that_was_withdrawn_says_so_again_and_never_casts() -> None:
