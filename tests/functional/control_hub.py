@@ -47,6 +47,8 @@ class ControlHub:
         self.results: dict[int, list[int]] = {}
         self.faults: list[str] = []
         self._exits = False
+        self.vetoes = False
+        """Whether every vote has a veto from now on, as if a rank had an obstacle."""
         self._last_s = 0.0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -78,6 +80,13 @@ class ControlHub:
         """(generation, pid) of the process that trains as `rank`."""
         with self._changed:
             return self._holders[rank].generation, self._holders[rank].pid
+
+    def pid(self, rank: int, generation: int) -> int:
+        """Of the process that was started as `rank` in `generation`, and has connected."""
+        with self._changed:
+            peer = self._joiner(rank, generation)
+            assert peer is not None, f"no process of global rank {rank}, generation {generation}"
+            return peer.pid
 
     def check(self) -> None:
         """Every rank voted once in each iteration, in order, and nobody did what it may not."""
@@ -152,6 +161,7 @@ class ControlHub:
         threading.Event().wait(max(0.0, self._last_s + PACE_S - time.monotonic()))
         self._last_s = time.monotonic()
         result = [max(column) for column in zip(*(given for _, given in votes.values()), strict=True)]
+        result[1] = max(result[1], int(self.vetoes))
         result[2] = max(result[2], int(self._exits))
         self.results[iteration] = result
         self.voters[iteration] = {rank: voter.generation for rank, (voter, _) in votes.items()}

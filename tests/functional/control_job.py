@@ -19,7 +19,7 @@ from megatron.resilience.controller.directory import ResilienceDirectory
 from megatron.resilience.controller.store import SqliteStore
 from megatron.resilience.controller.wire import TlsFiles
 from megatron.resilience.protocol.incidents import Incident
-from megatron.resilience.protocol.journal import AnyEntry, decode_entry
+from megatron.resilience.protocol.journal import AnyEntry, Ledger, decode_entry
 from megatron.resilience.protocol.messages import (
     AskIncidents,
     AskStatus,
@@ -68,6 +68,9 @@ class ControlJob:
         self.directory = directory
         self.resilience = ResilienceDirectory(path=directory / "resilience")
         self.slots, self.per_machine, self.elastic = slots, per_machine, elastic
+        self.script: tuple[str, ...] = (str(SCRIPT),)
+        """What ranks run, with its arguments."""
+        self.master_port = 1
         self.token = uuid.uuid4().hex
         self.mark = uuid.uuid4().hex
         self.hub = ControlHub(slots * per_machine)
@@ -90,11 +93,11 @@ class ControlJob:
             **more,
         }
 
-    def start_controller(self, *flags: str, die_after: int = 0, half: bool = False) -> Process:
-        """`die_after`: it kills itself when its n-th entry is on disk; `half`: just before it is."""
+    def start_controller(self, *flags: str, die_at: str = "", half: bool = False) -> Process:
+        """`die_at`: it kills itself when that entry, KIND:N, is on disk; `half`: just before it is."""
         program = ["-m", "megatron.resilience.cli.main", "controller"]
-        if die_after:
-            program = [str(DYING), str(die_after), "before" if half else "after"]
+        if die_at:
+            program = [str(DYING), die_at, "before" if half else "after"]
         command = [
             *(sys.executable, *program, "--resilience-dir", str(self.resilience.path), "--job", "control-test"),
             *("--machines", str(self.slots), "--ranks-per-machine", str(self.per_machine)),
@@ -112,16 +115,16 @@ class ControlJob:
             *under,
             *(sys.executable, "-m", "megatron.resilience.agent.main"),
             *("--machines", str(self.slots), "--ranks-per-machine", str(self.per_machine)),
-            *("--master-addr", "127.0.0.1", "--master-port", "1", *(("--elastic",) if elastic else ()), *flags),
-            *("--", str(SCRIPT)),
+            *("--master-addr", "127.0.0.1", "--master-port", str(self.master_port)),
+            *(*(("--elastic",) if elastic else ()), *flags, "--", *self.script),
         ]
         more = {"TRAINMOVER_CONTROLLER": str(self.resilience.path), "TRAINMOVER_MACHINE": machine_id, **environment}
         started = Process(machine_id, command, self._environment(**more), self.directory)
         self.agents[machine_id] = started
         return started
 
-    def start(self, *, die_after: int = 0, half: bool = False) -> None:
-        self.start_controller(die_after=die_after, half=half)
+    def start(self, *, die_at: str = "", half: bool = False) -> None:
+        self.start_controller(die_at=die_at, half=half)
         for number in range(self.slots + self.elastic):
             self.start_agent(f"machine-{number}", elastic=number >= self.slots)
 
@@ -178,6 +181,13 @@ class ControlJob:
             return [decode_entry(entry) for entry in store.read()]
         finally:
             store.close()
+
+    def ledger(self) -> Ledger:
+        """What the entries add up to."""
+        ledger = Ledger()
+        for entry in self.entries():
+            ledger.apply(entry)
+        return ledger
 
     # -------------------------------------------------------------- ending
 

@@ -11,7 +11,8 @@ import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import grpc
@@ -19,9 +20,9 @@ import pytest
 
 from megatron.resilience.controller import wire
 from megatron.resilience.controller.client import ClientError, ControllerClient
-from megatron.resilience.protocol.journal import JobEnded
+from megatron.resilience.protocol.journal import AnyEntry, JobEnded
 from megatron.resilience.protocol.messages import Accepted, AskStatus, Finished, ProgressLine, Refused, encode
-from tests.functional.control_job import ControlJob
+from tests.functional.control_job import ControlJob, Waiting
 
 pytestmark = pytest.mark.distributed
 
@@ -177,30 +178,107 @@ def test_a_joiner_whose_agent_is_killed_is_given_up_for_the_next(make: Make) -> 
     job.finish()
 
 
-# Entries of a run with one migration: 1 JobStarted, 2 JobRunning, 3 CommandTaken, 4 SwitchBegun, 5 and 6 SwitchPhase,
-# 7 SwitchGo, 8 SwitchLeft, 9 SwitchDone, 10 SwitchMeasured, 11 CommandEnded.
-MIGRATION_ENTRIES = range(3, 12)
+PLAIN = (
+    "CommandTaken:1",
+    "SwitchBegun:1",
+    "SwitchPhase:1",
+    "SwitchPhase:2",
+    "SwitchGo:1",
+    "SwitchLeft:1",
+    "SwitchDone:1",
+    "SwitchMeasured:1",
+    "CommandEnded:1",
+)
+"""Entries of a migration that goes well, in their order."""
+UNDONE = (*PLAIN[:5], "SwitchWithdraw:1", "SwitchAborted:1")
+"""Of a try that is withdrawn after GO; a second one follows."""
+TRIED_AGAIN = (*UNDONE, "SwitchBegun:2", "SwitchPhase:3", "SwitchPhase:4", "SwitchGo:2", *PLAIN[5:])
+
+
+def kinds(steps: Iterable[str]) -> set[str]:
+    """Without those of the job's beginning and end."""
+    return {step.partition(":")[0] for step in steps} - {"JobStarted", "JobRunning", "JobEnded"}
+
+
+def migrate_with_a_death_after_go(job: ControlJob) -> Waiting:
+    """All ranks have said READY and vetoes hold the boundary off when a joiner's rank dies."""
+    job.hub.vetoes = True
+    migration = job.migrate("machine-1", command_id="the-one")
+    job.until(lambda: "wait for boundary" in job.resilience.events.read_text(), "GO")
+    os.kill(job.hub.pid(3, 2), signal.SIGKILL)
+    return migration
+
+
+@pytest.mark.parametrize(("is_undone", "expected"), [(False, PLAIN), (True, TRIED_AGAIN)])
+def test_the_steps_of_a_migration_are_those_at_which_controllers_are_killed(
+    make: Make, is_undone: bool, expected: tuple[str, ...]
+) -> None:
+    job = running(make, slots=2, per_machine=2, elastic=2)
+    if is_undone:
+        migration = migrate_with_a_death_after_go(job)
+        job.until(lambda: "aborted" in job.resilience.events.read_text(), "an abort")
+        job.hub.vetoes = False
+    else:
+        migration = job.migrate("machine-1")
+    finished = migration.result()
+    assert isinstance(finished, Finished)
+    assert finished.ok, finished.text
+    job.finish()
+    assert job.controllers[0].wait() == 0
+    assert kinds(type(entry).__name__ for entry in job.entries()) == kinds(expected)
+
+
+def test_a_controller_is_killed_at_each_kind_of_entry() -> None:
+    assert kinds(kind.__name__ for kind in typing.get_args(AnyEntry)) == kinds([*PLAIN, *TRIED_AGAIN])
 
 
 # One of each kind in every run: nothing begun, prepared, given to the lead, past the point of no return.
-EACH_RUN = ((4, False), (7, True), (7, False), (8, False))
-STEPS = [
-    pytest.param(step, half, marks=() if (step, half) in EACH_RUN else pytest.mark.nightly)
-    for step in MIGRATION_ENTRIES
-    for half in (True, False)
-]
+EACH_RUN = (("SwitchBegun:1", False), ("SwitchGo:1", True), ("SwitchGo:1", False), ("SwitchLeft:1", False))
 
 
-@pytest.mark.parametrize(("step", "half"), STEPS)
-def test_controller_killed_at_each_step_of_a_migration(make: Make, step: int, half: bool) -> None:
+@pytest.mark.parametrize(
+    ("step", "half"),
+    [
+        pytest.param(step, half, marks=() if (step, half) in EACH_RUN else pytest.mark.nightly)
+        for step in PLAIN
+        for half in (True, False)
+    ],
+)
+def test_controller_killed_at_each_step_of_a_migration(make: Make, step: str, half: bool) -> None:
     """`half`: just before the entry is on disk."""
     job = make(slots=2, per_machine=2, elastic=1)
-    job.start(die_after=step, half=half)
+    job.start(die_at=step, half=half)
     job.wait_for("running")
     job.hub.wait_for_iterations(2)
     migration = job.migrate("machine-1", command_id="the-one")
+    check_another_finishes_it(job, migration)
+
+
+@pytest.mark.parametrize(
+    ("step", "half"),
+    [
+        pytest.param(step, half, marks=() if (step, half) == ("SwitchWithdraw:1", False) else pytest.mark.nightly)
+        for step in TRIED_AGAIN[TRIED_AGAIN.index("SwitchWithdraw:1") :]
+        for half in (True, False)
+    ],
+)
+def test_controller_killed_at_each_step_of_a_migration_that_is_undone_first(make: Make, step: str, half: bool) -> None:
+    job = make(slots=2, per_machine=2, elastic=2)
+    job.start(die_at=step, half=half)
+    job.wait_for("running")
+    job.hub.wait_for_iterations(2)
+    migration = migrate_with_a_death_after_go(job)
+    if UNDONE[-2:].count(step) == 0:  # the first try is over by then
+        job.until(lambda: "aborted" in job.resilience.events.read_text(), "an abort")
+        job.hub.vetoes = False
+    check_another_finishes_it(job, migration)
+
+
+def check_another_finishes_it(job: ControlJob, migration: Waiting) -> None:
+    """The controller kills itself, training goes on, another one ends what the first began."""
     assert job.controllers[0].wait() == -signal.SIGKILL
     job.hub.wait_for_iterations(5)  # nobody controls, and training goes on
+    job.hub.vetoes = False
     job.start_controller()
     finished = migration.result()
     assert isinstance(finished, Finished), finished
@@ -217,10 +295,10 @@ def test_controller_killed_at_each_step_of_a_migration(make: Make, step: int, ha
     assert job.controllers[1].wait() == 0
 
 
-@pytest.mark.parametrize("step", [1, pytest.param(2, marks=pytest.mark.nightly)])
-def test_controller_killed_while_the_job_begins(make: Make, step: int) -> None:
+@pytest.mark.parametrize("step", ["JobStarted:1", pytest.param("JobRunning:1", marks=pytest.mark.nightly)])
+def test_controller_killed_while_the_job_begins(make: Make, step: str) -> None:
     job = make(slots=2, elastic=0)
-    job.start(die_after=step)
+    job.start(die_at=step)
     assert job.controllers[0].wait() == -signal.SIGKILL
     job.start_controller()
     job.wait_for("running")
@@ -356,7 +434,7 @@ def test_killed_rank_ends_the_job_with_its_cause(make: Make) -> None:
     job.wait_until_nothing_lives()
 
 
-def test_joiner_that_dies_before_it_trains_costs_nothing(make: Make) -> None:
+def test_an_only_joiner_with_another_model_ends_the_migration_and_not_the_job(make: Make) -> None:
     job = make(slots=2, elastic=1)
     job.environment = {"CONTROL_DIGEST_machine-2": "another"}
     job.start()
