@@ -260,3 +260,19 @@ class Waiting:
         if self._error is not None:
             raise self._error
         return self._answers[-1]
+
+
+def certificates(directory: Path) -> dict[str, Path]:
+    """An authority, and a certificate for 127.0.0.1 that it signed."""
+    key, authority, request, certificate = (directory / name for name in ("k.pem", "ca.pem", "r.pem", "c.pem"))
+    extension = directory / "names"
+    extension.write_text("subjectAltName=IP:127.0.0.1\n")
+    new = ("openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=test")
+    signed = ("openssl", "x509", "-req", "-CA", str(authority), "-CAkey", str(directory / "cak.pem"), "-days", "2")
+    for command in (
+        (*new, "-x509", "-days", "2", "-keyout", str(directory / "cak.pem"), "-out", str(authority)),
+        (*new, "-keyout", str(key), "-out", str(request)),
+        (*signed, "-CAcreateserial", "-in", str(request), "-extfile", str(extension), "-out", str(certificate)),
+    ):
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return {"authority": authority, "certificate": certificate, "key": key}

@@ -18,11 +18,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from megatron.resilience.cli.tls_flags import tls_words
 from megatron.resilience.controller import wire
 from megatron.resilience.controller.client import ClientError, ControllerClient
 from megatron.resilience.protocol.journal import AnyEntry, JobEnded
 from megatron.resilience.protocol.messages import Accepted, AskStatus, Finished, ProgressLine, Refused, encode
-from tests.functional.control_job import ControlJob, Waiting
+from tests.functional.control_job import ControlJob, Waiting, certificates
 
 pytestmark = pytest.mark.distributed
 
@@ -483,29 +484,13 @@ def test_another_version_of_the_wire_is_refused(make: Make) -> None:
     assert job.status().state == "assembling"
 
 
-def certificates(directory: Path) -> dict[str, Path]:
-    """An authority, and a certificate for 127.0.0.1 that it signed."""
-    key, authority, request, certificate = (directory / name for name in ("k.pem", "ca.pem", "r.pem", "c.pem"))
-    extension = directory / "names"
-    extension.write_text("subjectAltName=IP:127.0.0.1\n")
-    new = ("openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=test")
-    signed = ("openssl", "x509", "-req", "-CA", str(authority), "-CAkey", str(directory / "cak.pem"), "-days", "2")
-    for command in (
-        (*new, "-x509", "-days", "2", "-keyout", str(directory / "cak.pem"), "-out", str(authority)),
-        (*new, "-keyout", str(key), "-out", str(request)),
-        (*signed, "-CAcreateserial", "-in", str(request), "-extfile", str(extension), "-out", str(certificate)),
-    ):
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-    return {"authority": authority, "certificate": certificate, "key": key}
-
-
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
 def test_with_tls_both_ends_show_certificates(make: Make, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     theirs.mkdir()
     files = certificates(ours)
-    flags = tuple(word for name, path in files.items() for word in (f"--tls-{name}", str(path)))
+    flags = tls_words(wire.TlsFiles(**files))
     job = make(slots=1, elastic=0)
     job.tls = wire.TlsFiles(**files)
     job.start_controller(*flags)

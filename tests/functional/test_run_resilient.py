@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from megatron.resilience.cli.tls_flags import tls_words
+from megatron.resilience.controller.wire import TlsFiles
 from tests.functional.control_hub import ControlHub
-from tests.functional.control_job import ROOT, SCRIPT
+from tests.functional.control_job import ROOT, SCRIPT, certificates
 from tests.functional.launcher import LIMIT_S, Jobs, RunningJob, shape
 
 pytestmark = pytest.mark.distributed
@@ -257,6 +260,21 @@ def test_sigterm_ends_the_job_and_all_of_it(jobs: Jobs, hub: ControlHub) -> None
     job.process.send_signal(signal.SIGTERM)
     assert job.finish() == 1
     assert any("SIGTERM: stopping" in line for line in job.lines)
+    job.wait_until_nothing_lives()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
+def test_job_whose_controller_and_agents_show_certificates(jobs: Jobs, hub: ControlHub, tmp_path: Path) -> None:
+    flags = tls_words(TlsFiles(**certificates(tmp_path)))
+    job = start(jobs, hub, "--elastic", "1", *flags)
+    assert "running" in trainmover(job, "status", *flags).stdout
+    plain = trainmover(job, "status")
+    assert plain.returncode == 1
+    assert "no controller at" in plain.stderr
+    moved = trainmover(job, "migrate", "--from", "machine-1", *flags)
+    assert moved.returncode == 0, moved.stdout + moved.stderr
+    hub.finish()
+    assert job.finish() == 0
     job.wait_until_nothing_lives()
 
 

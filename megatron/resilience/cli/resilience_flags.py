@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from megatron.resilience.cli.network import Namespaces, NetworkError
+from megatron.resilience.cli.tls_flags import add_tls_flags, tls_files
 from megatron.resilience.cli.usage import UsageError
 from megatron.resilience.controller.directory import ResilienceDirectory
 
@@ -24,6 +25,7 @@ def add_resilience_flags(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="netns: a network namespace for each machine, joined by a bridge (root needed)",
     )
+    add_tls_flags(parser)
 
 
 def check_resilience(options: argparse.Namespace) -> None:
@@ -33,11 +35,15 @@ def check_resilience(options: argparse.Namespace) -> None:
             ("--elastic", options.elastic != 0),
             ("--resilience-dir", options.resilience_dir is not None),
             ("--isolation", options.isolation != "none"),
+            ("--tls-authority", options.tls_authority is not None),
+            ("--tls-certificate", options.tls_certificate is not None),
+            ("--tls-key", options.tls_key is not None),
         )
         for flag, is_given in given:
             if is_given:
                 raise UsageError(f"found {flag} without --resilience, expected both; pass --resilience too")
         return
+    tls_files(options)
     if options.elastic < 0:
         raise UsageError(f"found --elastic {options.elastic}, expected 0 or more machines that wait to join")
     if options.isolation == "netns":

@@ -22,9 +22,11 @@ from megatron.resilience.agent.lifecycle import Event, State
 from megatron.resilience.cli.job import Job, JobConfig
 from megatron.resilience.cli.machine import Machine
 from megatron.resilience.cli.network import Network
+from megatron.resilience.cli.tls_flags import tls_words
 from megatron.resilience.cli.view import View
 from megatron.resilience.controller.directory import ResilienceDirectory
 from megatron.resilience.controller.store import StoreError, read_ledger
+from megatron.resilience.controller.wire import TlsFiles
 from megatron.resilience.protocol.journal import JournalError
 
 PAUSE_S_MIN = 0.1
@@ -46,6 +48,8 @@ class ResilienceConfig:
     directory: ResilienceDirectory
     job: str
     token: str
+    tls: TlsFiles | None
+    """One certificate for the controller and all agents: they run on one computer."""
 
 
 def has_ended(directory: ResilienceDirectory) -> bool:
@@ -131,6 +135,7 @@ class ResilientJob(Job):
             *("--log-dir", str(config.log_dir), "--start", config.start.value),
             *("--grace-period", str(config.limits.grace_s), "--report-fd", str(report_fd)),
             *(("--elastic",) if group_rank >= shape.machines else ()),
+            *tls_words(self._resilience.tls),
             *("--", config.script, *config.arguments),
         ]
 
@@ -141,6 +146,7 @@ class ResilientJob(Job):
             *("--resilience-dir", str(directory.path), "--job", self._resilience.job),
             *("--machines", str(shape.machines), "--ranks-per-machine", str(shape.ranks_per_machine)),
             *("--listen", f"{self._network.host_address}:0"),
+            *tls_words(self._resilience.tls),
         ]
         self._start_controller_s = float("inf")
         self._controller_started_s = time.monotonic()

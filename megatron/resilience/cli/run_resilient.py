@@ -12,6 +12,7 @@ from megatron.resilience.cli.job import JobConfig
 from megatron.resilience.cli.network import Loopback, Namespaces, Network, NetworkError
 from megatron.resilience.cli.resilience_flags import resilience_directory
 from megatron.resilience.cli.resilient_job import ResilienceConfig, ResilientJob
+from megatron.resilience.cli.tls_flags import tls_files
 from megatron.resilience.cli.usage import UsageError
 from megatron.resilience.cli.view import open_view
 from megatron.resilience.controller.directory import draw_token
@@ -27,6 +28,7 @@ def run_resilient(config: JobConfig, options: argparse.Namespace) -> int:
         directory=directory,
         job=settings.job or f"trainmover-{secrets.token_hex(4)}",
         token=settings.token or draw_token(),
+        tls=tls_files(options),
     )
     network: Network = Namespaces() if options.isolation == "netns" else Loopback()
     try:

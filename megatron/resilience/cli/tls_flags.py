@@ -33,3 +33,11 @@ def tls_files(options: argparse.Namespace) -> TlsFiles | None:
     except TlsError as error:
         raise UsageError(str(error)) from error
     return files
+
+
+def tls_words(files: TlsFiles | None) -> tuple[str, ...]:
+    """The flags that give `files` to another command."""
+    if files is None:
+        return ()
+    given = (("authority", files.authority), ("certificate", files.certificate), ("key", files.key))
+    return tuple(word for name, path in given for word in (f"--tls-{name}", str(path)))

@@ -46,6 +46,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--elastic", "1"], "found --elastic without --resilience"),
         (["--resilience-dir", "dir"], "found --resilience-dir without --resilience"),
         (["--isolation", "netns"], "found --isolation without --resilience"),
+        (["--tls-key", "k.pem"], "found --tls-key without --resilience"),
+        (["--resilience", "--tls-key", "k.pem"], "expected all three or none"),
         (["--resilience", "--elastic", "-1"], "found --elastic -1, expected 0 or more"),
         (["--resilience", "--isolation", "vm"], "invalid choice: 'vm' (choose from 'none', 'netns')"),
     ],
