@@ -27,6 +27,8 @@ class Environment:
     """Socket of the machine's agent; empty: machines of this job are not replaced."""
     join_generation: int | None = None
     """The switch for which this rank was started, to take a running rank's place; None: it starts with the job."""
+    counts_tensors: bool = False
+    """Incidents tell what tensors really hold, also without CUDA, where counting them takes time: for proofs."""
 
 
 def read_environment(local_rank_flag: int | None = None, source: Mapping[str, str] | None = None) -> Environment:
@@ -51,6 +53,7 @@ def read_environment(local_rank_flag: int | None = None, source: Mapping[str, st
         master_port=number("MASTER_PORT", 0),
         agent=variables.get("TRAINMOVER_AGENT", ""),
         join_generation=number("TRAINMOVER_JOIN_GENERATION", 0) or None,
+        counts_tensors=bool(number("TRAINMOVER_COUNT_TENSORS", 0)),
     )
     if environment.world_size < 1:
         raise SettingsError("environment variable WORLD_SIZE is '0', expected the number of ranks")

@@ -108,6 +108,7 @@ def _worker(
         token=settings.token,
         bind_address=settings.bind_address,
         generation=generation,
+        counts_tensors=environment.counts_tensors,
     )
     timeout = timedelta(minutes=plan.settings.parallel.distributed_timeout_minutes)
     votes = VoteGroup(environment.global_rank, environment.world_size, timeout=timeout)

@@ -140,10 +140,10 @@ def _script(spec: ProofSpec, name: str) -> list[str]:
 
 
 def _tracing(spec: ProofSpec, name: str) -> dict[str, str]:
-    """Environment of a run that traces its operations."""
+    """Environment of a run that traces its operations and counts its tensors."""
     folder = _trace_folder(spec, name)
     folder.mkdir(exist_ok=True)
-    return {"TRAINMOVER_TRACE": f"{folder}/"}
+    return {"TRAINMOVER_TRACE": f"{folder}/", "TRAINMOVER_COUNT_TENSORS": "1"}
 
 
 def _trace_folder(spec: ProofSpec, name: str) -> Path:

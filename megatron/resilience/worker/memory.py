@@ -63,4 +63,11 @@ def resident_peak_bytes(status: str) -> int:
     return 0
 
 
-THIS_PROCESS = MemoryLook(tensor_bytes=tensor_bytes, link_bytes=link_bytes, peak_bytes=peak_bytes)
+def look(*, known_bytes: int, counts_tensors: bool) -> MemoryLook:
+    """How to look at this process. Counting tensors stops a rank without CUDA for some 50 ms, so it is done only where
+    `counts_tensors`; otherwise it is told what is known: `known_bytes`, of weights and optimizer.
+    """
+    counts = counts_tensors or torch.cuda.is_available()
+    return MemoryLook(
+        tensor_bytes=tensor_bytes if counts else lambda: known_bytes, link_bytes=link_bytes, peak_bytes=peak_bytes
+    )

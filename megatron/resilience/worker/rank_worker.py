@@ -27,7 +27,7 @@ from megatron.resilience.worker.endpoints import join_by, make_known
 from megatron.resilience.worker.errors import SlotMoved, SwitchFailedError, not_released
 from megatron.resilience.worker.handover import Handover
 from megatron.resilience.worker.limits import SwitchLimits
-from megatron.resilience.worker.memory import THIS_PROCESS
+from megatron.resilience.worker.memory import look
 from megatron.resilience.worker.transfers import Events, JoinerTransfer, LeaverTransfer
 from trainmover_ext.switching import SwitchPhase
 
@@ -48,13 +48,17 @@ class Agent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Who this rank is. `generation`: the switch that it was started for, None for a rank of the first start."""
+    """Who this rank is. `generation`: the switch that it was started for, None for a rank of the first start.
+
+    `counts_tensors`: see `memory.look`.
+    """
 
     global_rank: int
     job: str
     token: str
     bind_address: str
     generation: int | None = None
+    counts_tensors: bool = False
 
 
 class RankWorker:
@@ -79,7 +83,8 @@ class RankWorker:
         self._core = RankCore(place.global_rank, generation=place.generation)
         self._lock = threading.RLock()
         """Of the core and of what it asks for: `hear` comes in between."""
-        self._costs = Costs(THIS_PROCESS, handover.meter, is_new=place.generation is not None)
+        memory = look(known_bytes=inventory.total_bytes, counts_tensors=place.counts_tensors)
+        self._costs = Costs(memory, handover.meter, is_new=place.generation is not None)
         self._joined_now = False
         self._events: Events = queue.SimpleQueue()
         self._deadline: tuple[int, float] | None = None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trainmover_ext
-from megatron.resilience.worker.memory import link_bytes, peak_bytes, resident_peak_bytes, tensor_bytes
+from megatron.resilience.worker.memory import link_bytes, look, peak_bytes, resident_peak_bytes, tensor_bytes
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA counts for itself")
 
@@ -53,3 +53,9 @@ def test_the_peak_is_the_kernels() -> None:
     del ballast
     # The kernel counts pages on each processor apart and adds them up now and then: some 200 kB may be missing.
     assert peak_bytes() >= resident - (1 << 20)
+
+
+def test_tensors_are_counted_only_where_that_is_asked_for() -> None:
+    ballast = torch.zeros(1000)
+    assert look(known_bytes=7, counts_tensors=False).tensor_bytes() == 7
+    assert look(known_bytes=7, counts_tensors=True).tensor_bytes() >= ballast.nbytes
