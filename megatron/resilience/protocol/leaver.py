@@ -375,8 +375,9 @@ def _obey(half: Leaver, leave: bool) -> Step:
         raise ImpossibleTransition(f"leaver {half.global_rank}: LEAVE, but its joiner never had whole state")
     verdict = NoteVerdict(generation=generation, leave=leave)
     notes: list[RankAction] = [SendNote(peer=peer, note=verdict) for peer in sorted(half.planned)]
-    then = standing(after) if leave else [HoldNewLinks(generation=generation, hold=False)]
-    return after, [*notes, SendVerdict(generation=generation, leave=leave), *then]
+    tell = SendVerdict(generation=generation, leave=leave)  # it may wait for a joiner that has died: LEFT goes before
+    then = [*standing(after), tell] if leave else [tell, HoldNewLinks(generation=generation, hold=False)]
+    return after, [*notes, *then]
 
 
 def _break(half: Leaver, why: str) -> Step:

@@ -163,8 +163,8 @@ def test_the_lead_leaves_when_all_have_acknowledged(own_first: bool) -> None:
     assert actions == [
         SendNote(peer=3, note=LEAVE),
         SendNote(peer=1, note=LEAVE),
-        SendVerdict(generation=5, leave=True),
         Report(report=Left(generation=5, boundary=8)),
+        SendVerdict(generation=5, leave=True),
     ]
 
 
@@ -228,7 +228,7 @@ def test_another_leaver_rank_tells_the_lead_and_passes_its_verdict_on() -> None:
     half, actions = leaver.step(half, NoteCame(sender=2, note=LEAVE))
     assert half.state is LeaverState.LEFT
     left = Report(report=Left(generation=5, boundary=8))
-    assert actions == [SendNote(peer=1, note=LEAVE), SendVerdict(generation=5, leave=True), left]
+    assert actions == [SendNote(peer=1, note=LEAVE), left, SendVerdict(generation=5, leave=True)]
     half, actions = leaver.release(half)
     assert isinstance(actions[0], EndProcess)
 
