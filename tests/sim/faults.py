@@ -57,13 +57,13 @@ class Faults(NoFaults):
 class RandomFaults(Faults):
     """Drawn from the world's chance: how bad it gets differs from seed to seed."""
 
-    def __init__(self, *, horizon_ms: float) -> None:
+    def __init__(self, *, horizon_ms: float, levels: tuple[float, ...] = LEVELS) -> None:
         super().__init__()
-        self.horizon_ms = horizon_ms
+        self.horizon_ms, self.levels = horizon_ms, levels
 
     def begin(self, job: Job) -> None:
         self.job, chance = job, job.world.chance
-        self.level = chance.choice(LEVELS)
+        self.level = chance.choice(self.levels)
         self.deaths = chance.choice((0.0, 0.0, 0.0, 1.0))
         """Whether machines that hold a slot may die, which ends the job."""
         job.controller.stalls = 0.02 * self.level
@@ -88,11 +88,21 @@ class RandomFaults(Faults):
         if not self._is_time or isinstance(report, Progress | Measured):
             return
         chance = self.job.world.chance
-        if isinstance(report, Ready | Armed) and chance.random() < 0.05 * self.level:
-            self.job.link_appears(process.global_rank, chance.randrange(self.job.size))
+        if isinstance(report, Ready | Armed | Left) and chance.random() < 0.05 * self.level:
+            self._caller_appears(process.global_rank)
         odds = 0.06 if isinstance(report, Armed | Cast | Left | Stayed) else 0.015
         if chance.random() < odds * self.level:
             self._at_step(process)
+
+    def _caller_appears(self, global_rank: int) -> None:
+        """A rank of some machine, which may be cut off, is about to call this one for the first time."""
+        chance, job = self.job.world.chance, self.job
+        caller = chance.randrange(job.size)
+        if chance.random() < 0.3:
+            holder = job.holder(caller)
+            if holder is not None:
+                holder.machine.partition(chance.uniform(100, 1_500))
+        job.world.after(chance.uniform(0, 300), job.link_appears, caller, global_rank)
 
     def verdict_goes(self, transfer: Transfer) -> None:
         if self._is_time and self.job.world.chance.random() < 0.03 * self.level:

@@ -262,6 +262,8 @@ class Job:
             self.world.after(delay_ms, other.joiner_died, process.endpoint)
             if isinstance(process.core.half, Joiner) and process.core.half.state is not JoinerState.LIVE:
                 continue
+            if other.directory.get(process.global_rank) != process.endpoint:
+                continue  # that rank is another process's, as this one knows
             self.world.after(delay_ms, other.peer_lost, process.global_rank)
             if process.is_holder and exit_code != 0 and not isinstance(other.core.half, Joiner):
                 self.world.after(delay_ms, other.member_lost, process.global_rank)

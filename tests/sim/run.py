@@ -1,8 +1,8 @@
 """Runs one simulation from its seed, to the end: job starts, users migrate, faults happen, all must be decided.
 
-    python -m tests.sim.run SEED
+    python -m tests.sim.run SEED [LEVEL ...]
 
-runs one seed and prints everything that happened in it.
+runs one seed, with faults of one of these levels, and prints everything that happened in it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import sys
 from dataclasses import dataclass
 
 from megatron.resilience.protocol.facts import Facts
-from tests.sim.faults import Faults, RandomFaults
+from megatron.resilience.protocol.invariants import InvariantViolation
+from megatron.resilience.protocol.switch import ImpossibleTransition
+from tests.sim.faults import LEVELS, RandomFaults
 from tests.sim.job import Job, MachineSpec, Shape
-from tests.sim.world import World
+from tests.sim.world import Stuck, World
 
 HORIZON_MS = 1_800.0
 """Faults and commands come before this."""
@@ -24,7 +26,11 @@ SILENCE_MS = 12_000.0
 
 
 class Violation(Exception):  # noqa: N818 - what was found
-    """A seed has broken a rule."""
+    """A seed has broken a rule. Whatever else a simulation raises is a defect of the simulator, or of what it calls."""
+
+
+GENUINE = (InvariantViolation, ImpossibleTransition, Stuck, Violation)
+"""What it shows as: an invariant, a pair no table has, somebody who waits for ever, a job that ends for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,27 +105,29 @@ def watch_progress(job: Job) -> None:
     look()
 
 
-def simulate(seed: int, *, faults: Faults | None = None, transcript: bool = False) -> Outcome:
-    """Raises Violation, with how to run it again."""
+def simulate(seed: int, levels: tuple[float, ...] = LEVELS, *, lines: list[str] | None = None) -> Outcome:
+    """`lines` takes the transcript. Raises Violation, with how to run it again."""
     world = World(seed)
-    if transcript:
-        world.transcript = []
+    world.transcript = lines
     job: Job | None = None
+    again = " ".join(["python -m tests.sim.run", str(seed), *(str(level) for level in levels if levels != LEVELS)])
     try:
-        faults = faults or RandomFaults(horizon_ms=HORIZON_MS)
+        faults = RandomFaults(horizon_ms=HORIZON_MS, levels=levels)
         job = Job(world, random_shape(world), faults)
         faults.begin(job)
         plan_commands(job)
         watch_progress(job)
         to_the_end(job)
         return outcome(job)
-    except Exception as error:
+    except GENUINE as error:
         standing = "\n".join(p.describe() for p in job.processes if p.alive) if job else ""
-        lines = "\n".join(world.transcript or [])
         raise Violation(
             f"seed {seed} at {world.now_ms:.1f} ms, step {world.steps}: {type(error).__name__}: {error}\n{standing}\n"
-            f"{lines}\nrun it again with: python -m tests.sim.run {seed}"
+            f"run it again with: {again}"
         ) from error
+    except Exception as error:
+        error.add_note(f"in the simulation of seed {seed}; run it again with: {again}")
+        raise
 
 
 def to_the_end(job: Job) -> None:
@@ -150,17 +158,18 @@ def outcome(job: Job) -> Outcome:
     )
 
 
-def main() -> None:
-    """Runs the seed that is named, and prints all of it."""
-    seed = int(sys.argv[1])
-    world_lines: list[str] = []
+def main(arguments: list[str]) -> int:
+    """Runs the seed that is named, and prints all of it; 1 if it breaks a rule."""
+    seed, levels = int(arguments[0]), tuple(float(level) for level in arguments[1:]) or LEVELS
+    lines: list[str] = []
+    ending: Outcome | Violation
     try:
-        print(simulate(seed, transcript=True))
+        ending = simulate(seed, levels, lines=lines)
     except Violation as violation:
-        world_lines.append(str(violation))
-        print("\n".join(world_lines))
-        sys.exit(1)
+        ending = violation
+    print("\n".join([*lines, str(ending)]))
+    return int(isinstance(ending, Violation))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

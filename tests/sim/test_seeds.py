@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.sim.run import Outcome, Violation, simulate
+from tests.sim.faults import LEVELS
+from tests.sim.run import Outcome, Violation, main, simulate
+
+ROOT = Path(__file__).parents[2]
 
 SEEDS = 2_000
 SEEDS_MIN = 1_000
@@ -44,22 +51,44 @@ def test_no_seed_breaks_a_rule_for_as_long_as_told(request: pytest.FixtureReques
     assert sum(outcome.done for outcome in outcomes) > 0
 
 
-def test_a_seed_reproduces_exactly() -> None:
-    for seed in (11, 12, 13):
-        assert simulate(seed) == simulate(seed)
+def printed(seed: int, level: float, hash_seed: str) -> str:
+    """What another process prints of a seed."""
+    command = [sys.executable, "-m", "tests.sim.run", str(seed), str(level)]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    return done.stdout
 
 
-def test_a_violation_says_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seed", "level"), [(17, 1.0), (19, 4.0)])
+def test_a_seed_reproduces_line_by_line_in_any_process(seed: int, level: float) -> None:
+    one = printed(seed, level, "1")
+    assert one == printed(seed, level, "2")
+    lines: list[str] = []
+    ending = simulate(seed, (level,), lines=lines)
+    assert one == "\n".join([*lines, str(ending)]) + "\n"
+    assert any("SwitchLeft" in line for line in lines)
+
+
+def test_a_violation_says_how_to_run_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("megatron.resilience.protocol.leaver.may_leave", lambda half: True)
-    said: list[str] = []
-    for seed in range(200):
-        try:
-            simulate(seed)
-        except Violation as violation:
-            said.append(str(violation))
-            with pytest.raises(Violation) as again:
-                simulate(seed)
-            assert str(again.value) == said[0]
-            break
-    assert said
-    assert "python -m tests.sim.run" in said[0]
+    for levels, named in (((4.0, 2.0), " 4.0 2.0"), (LEVELS, "")):
+        said = ""
+        for seed in range(200):
+            try:
+                simulate(seed, levels)
+            except Violation as violation:
+                said = str(violation)
+                break
+        command = said.rpartition("run it again with: ")[2]
+        assert command == f"python -m tests.sim.run {seed}{named}"
+        assert main(command.split()[3:]) == 1
+        assert capsys.readouterr().out.endswith(said + "\n")
+
+
+def test_what_is_no_violation_passes_through_with_its_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megatron.resilience.protocol.leaver.may_leave", lambda half: half.no_such_field)
+    with pytest.raises(AttributeError) as raised:
+        run_seeds(0, 200, 60.0, 1)
+    assert "run it again with: python -m tests.sim.run" in raised.value.__notes__[0]
