@@ -329,7 +329,7 @@ class SwitchDrive(SwitchSends):
             self.desk.send(move.leaver, Release(term=self.desk.term, generation=self.generation))
 
     def joiner_gone(self, machine_id: str, why: str) -> None:
-        """A joiner's process or machine is dead, or away for too long."""
+        """A joiner's process or machine is dead."""
         self.gone = self.gone or why
         if self.phase in UNDECIDED:
             self.undo(why, blamed=[machine_id])
@@ -351,7 +351,8 @@ class SwitchDrive(SwitchSends):
             for move in self.moves:
                 away_ms = self._away_ms(move.joiner)
                 if not self._is_attached(move.joiner) and away_ms > self.desk.limits.agent_lost_ms:
-                    self.joiner_gone(move.joiner, f"the agent of machine {move.joiner} is away for {away_ms:.0f} ms")
+                    why = f"the agent of machine {move.joiner} is away for {away_ms:.0f} ms"
+                    self.undo(why, blamed=[move.joiner])  # not dead: if the lead leaves nevertheless, it may well run
         if self.phase is not Phase.OVER and self.desk.now_ms > self.deadline_ms:
             self._expire()
 

@@ -284,6 +284,9 @@ def test_a_joiner_whose_agent_is_away_is_given_up() -> None:
     assert talk.said(Withdraw) == []
     talk.wait(200)
     assert talk.said(Withdraw)
+    talk.report(1, 1, Left(generation=2, boundary=9))
+    talk.wait(200)
+    assert not talk.core.desk.ledger.ended, "an agent that is away is no death"
 
 
 def test_less_room_than_the_leaver_has_needed_refuses_the_joiner_and_asks_the_next() -> None:
