@@ -76,6 +76,7 @@ class Job:
         self._holders: dict[tuple[int, int], str] = {}
         self._votes: dict[int, dict[int, tuple[Process, Voter, Contribution]]] = {}
         self._left: set[int] = set()
+        self._died_whole: dict[int, str] = {}
         self._notes: dict[tuple[int, int], Pipe] = {}
         self.transfers = Transfers(self)
         self.users = Users(self)
@@ -221,6 +222,8 @@ class Job:
     def verdict(self, process: Process, generation: int, *, leave: bool) -> None:
         if generation in self.boundaries:
             invariants.check_same_verdict(generation, process.global_rank, leave, self.verdicts)
+        if leave:  # decided on an acknowledgement of the dead
+            self.excuse = self.excuse or self._died_whole.get(generation, "")
 
     def left(self, lead: Process, report: Left) -> None:
         """The lead has decided LEAVE."""
@@ -244,6 +247,8 @@ class Job:
             killed = why.startswith("its machine") or why == "killed"
             if killed and self.verdicts.get(half.generation) is True:
                 self.excuse = self.excuse or f"joiner {process.name} died after LEAVE: {why}"
+            elif killed and half.state in (JoinerState.WHOLE, JoinerState.DOUBT):
+                self._died_whole[half.generation] = f"joiner {process.name} died after it had acknowledged: {why}"
         elif not (isinstance(half, Leaver) and half.state in (LeaverState.LEFT, LeaverState.ENDED)):
             if why.startswith("its machine") or why == "killed":
                 self.excuse = self.excuse or f"{process.name} held a slot and died: {why}"
