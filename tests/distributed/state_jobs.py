@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from megatron.resilience.state.completeness import unlisted_tensors
 from megatron.resilience.state.inventory import Inventory, take_inventory
@@ -115,7 +117,6 @@ def seen(rank: Joiner) -> dict[str, Any]:
         "layout": rank.inventory.layout_digest().hex(),
         "small": parts,
         "unlisted": unlisted_tensors(rank.trainee, rank.inventory),
-        "tensor_bytes": tensor_bytes(),
         "small_bytes": len(values),
     }
 
@@ -133,28 +134,27 @@ def small_values(payload: bytes) -> Any:
     return plain(msgspec.msgpack.decode(payload))
 
 
-def tensor_bytes() -> int:
-    """Bytes of all memory that tensors of this process hold."""
-    storages = {}
-    for item in gc.get_objects():
-        if issubclass(type(item), torch.Tensor):
-            storage = item.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+class MadeTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, sums up the memory that tensors of this thread get: no less than the growth of their peak.
 
-
-class PeakOfTensors:
-    """To be asked while a transfer waits: notes the most tensor bytes it saw, in a few looks."""
+    Nothing is subtracted when a tensor goes, so that no moment of a transfer can be missed.
+    """
 
     def __init__(self) -> None:
-        self.asked = self.looks = self.bytes = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+        tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        self._known = {storage.data_ptr(): storage.nbytes() for storage in storages}
 
-    def __call__(self) -> bool:
-        self.asked += 1
-        if self.asked & (self.asked - 1) == 0 and self.looks < 4:  # looking takes longer than the transfer
-            self.looks += 1
-            self.bytes = max(self.bytes, tensor_bytes())
-        return False
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(given):
+            if isinstance(tensor, torch.Tensor):
+                place, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+                self.bytes += size if size > self._known.get(place, 0) else 0
+                self._known[place] = size
+        return given
 
 
 def identity(kind: str, rank: int) -> TransferIdentity:
@@ -163,16 +163,14 @@ def identity(kind: str, rank: int) -> TransferIdentity:
 
 
 def give(request: Request, inventory: Inventory, kind: str, rank: int) -> dict[str, Any]:
-    gc.collect()
-    peak, before = PeakOfTensors(), tensor_bytes()
-    with StateServer(identity(kind, rank), limits=LIMITS) as server:
+    with MadeTensors() as made, StateServer(identity(kind, rank), limits=LIMITS) as server:
         address = server.listen()
         place = Path(request["folder"]) / f"{kind}-{rank}.address"
         place.with_suffix(".partial").write_text(address)
         place.with_suffix(".partial").rename(place)
-        report = server.send_state(inventory, cancelled=peak)
+        report = server.send_state(inventory)
         told = server.send_verdict(Verdict.LEAVE if kind == "heir" else Verdict.STAY)
-    return {"before": before, "peak": peak.bytes, "moved": report.bytes_moved, "told": told}
+    return {"made": made.bytes, "moved": report.bytes_moved, "told": told}
 
 
 def take(request: Request, inventory: Inventory, kind: str, rank: int) -> dict[str, Any]:
@@ -181,12 +179,10 @@ def take(request: Request, inventory: Inventory, kind: str, rank: int) -> dict[s
     while not place.exists():
         assert time.monotonic() < deadline, f"{place} did not come"
         time.sleep(0.02)
-    gc.collect()
-    peak, before = PeakOfTensors(), tensor_bytes()
-    with StateClient(identity(kind, rank), place.read_text(), limits=LIMITS) as client:
-        client.receive_state(inventory, cancelled=peak)
+    with MadeTensors() as made, StateClient(identity(kind, rank), place.read_text(), limits=LIMITS) as client:
+        client.receive_state(inventory)
         verdict = client.receive_verdict()
-    return {"before": before, "peak": peak.bytes, "verdict": verdict.value}
+    return {"made": made.bytes, "verdict": verdict.value}
 
 
 def leaver(request: Request, rank: int) -> dict[str, Any]:
