@@ -1,8 +1,8 @@
 """pretrain_gpt.py for proofs about switches: short jobs that are long enough for a switch, and one that gets it wrong.
 
 `--wait-for-switch N`, once for each switch: in the run that is migrated, ranks wait at the top of iteration N or a
-later one until the machines that join are built. `--harm BIT`: a rank that joins gets this bit of the first
-number of its last arena wrong.
+later one until the machines that join are built; without it they train on meanwhile. `--harm BIT`: a rank that joins
+gets this bit of the first number of its last arena wrong.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def run(argv: list[str]) -> int:
     if own.metrics_file is not None:
         script += ["--metrics-file", str(own.metrics_file)]
     if own.metrics_file is not None and own.metrics_file.stem == "migrated" and "--preflight-only" not in script:
-        be_patient(Patience(own.wait_for_switch, own.metrics_file.parent / "resilience" / "events.jsonl"))
+        if own.wait_for_switch:
+            be_patient(Patience(own.wait_for_switch, own.metrics_file.parent / "resilience" / "events.jsonl"))
         if own.harm is not None:
             harm_joiners(own.harm)
     return main(script)
