@@ -1,7 +1,8 @@
 """Which links a switch touches: per communicator and rank, the links kept, dropped and added. Pure.
 
-Phase one prepares exactly what stands here, phase two makes it live. A rank without a link to a rank that moves has
-an empty plan, and finding that out costs it nothing: `plans` never looks at it. (Paper section 5, delta set-up.)
+What a switch comes to, worked out from the links alone: nothing executes it. The data plane finds the same, link by
+link (`prepare_switch`, `commit_switch`). A rank without a link to a rank that moves has an empty plan, and finding that
+out costs it nothing: `plans` never looks at it. (Paper section 5, delta set-up.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where ranks sit: slots, global ranks, and every group of megatron-core as lists of global ranks.
 
 The order is megatron-core's "tp-cp-ep-dp-pp" (`RankGenerator` in its parallel_state.py; tests compare the two).
-Global rank = slot * ranks a machine + local rank. Pure; used by controller, ranks and benchmarks.
+Global rank = slot * ranks a machine + local rank. Pure. A running job needs slots alone (`Desk.ranks_of`), not groups.
 """
 
 from __future__ import annotations
