@@ -42,6 +42,11 @@ def is_aborted() -> bool:
     return rendezvous.current().runtime.aborted()
 
 
+def links_by_communicator() -> dict[str, int]:
+    """Name -> how many links of it live on this rank."""
+    return {stats["name"]: stats["links"] for stats in trainmover_ext.communicator_stats()}
+
+
 def links() -> int:
     return sum(stats["links"] for stats in trainmover_ext.communicator_stats())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import trainmover_ext
+from megatron.resilience.protocol.delta_plan import EMPTY, plans
 from tests.distributed.collectives.schedules import Layout
 from tests.distributed.switch import moves
 from tests.distributed.switch.moves import Committed
@@ -70,6 +71,39 @@ def test_two_machines_move_at_once_and_the_third_after_them(wire: str, tmp_path:
             committed = job.move([number for slot in slots for number in (2 * slot, 2 * slot + 1)], chance)
             check(committed)
             assert set(committed).isdisjoint(2 * slot for slot in slots)
+
+
+PAIRS = Layout(size=6, groups=(tuple(range(6)), (0, 1), (0, 2), (0, 4), (1, 5), (2, 3), (2, 4), (3, 5)))
+
+
+def test_commits_do_what_the_delta_plan_says(tmp_path: Path) -> None:
+    """Of communicators of two ranks, in which a rank's one link tells whose it is."""
+    with switch_job("tcp", PAIRS, tmp_path) as job:
+        job.ranks.run(moves.run, [(job.seeds(6),)] * 6)
+        then = {number: job.ranks[number].call(moves.links_by_communicator) for number in range(6)}
+        shared = [set(then[a]) & set(then[b]) - {name for c in range(6) if c not in (a, b) for name in then[c]}
+                  for a, b in PAIRS.groups[1:]]  # fmt: skip
+        used = [
+            (name, a, b)
+            for (a, b), names in zip(PAIRS.groups[1:], shared, strict=True)
+            for name in names
+            if then[a][name]
+        ]
+        assert all(then[b][name] for name, _, b in used), "both ends have a link"
+        planned = plans(used, frozenset({4, 5}))
+        committed = job.move([4, 5], moves.chance_of("plan"), count=0)
+        replaced = {
+            number: {
+                name: tally.replaced for name, tally in seen.tally.communicators.items() if name in set().union(*shared)
+            }
+            for number, seen in committed.items()
+        }
+        for number, told in replaced.items():
+            deltas = planned.get(number, EMPTY).communicators
+            assert {name: count for name, count in told.items() if count} == {
+                name: len(delta.added) for name, delta in deltas.items()
+            }
+        assert any(planned[number].replaced for number in committed if number in planned), "or it shows nothing"
 
 
 @pytest.mark.parametrize("wire", WIRES)
