@@ -218,9 +218,8 @@ class Process:
         """One event into the core, and its actions out."""
         if not self.alive:
             return
-        state = self.core.half.state
         actions = self.core.step(event)
-        if self.core.half.state is not state:
+        if not self.core.is_waiting:
             self._wait += 1
         for action in actions:
             if self.alive:
