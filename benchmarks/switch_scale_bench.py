@@ -10,7 +10,7 @@ figures show how the cost grows with N for one rank, not how a busy network or 1
 
 Near: the rank under measure. It and every other rank that is linked to the leaver prepare and commit; near's times are
 taken while nobody else prepares. Far: a peer of near that the topology gives no link to the leaver. Up to 8 ranks there
-is none: all are linked to each other. In a switch its runtime is told what a far rank's is, the table, twice, and
+is none: all are linked to each other. In a switch its runtime is told what a far rank's is, the table, once, and
 nothing else. What it sends and receives over the whole move is counted: messages (handshakes, frames but heartbeats),
 payload bytes, connections. The table comes from its agent over a local socket; its size, which grows with N, has a
 column of its own. Sizes take turns, so that what else the computer does falls on all. Writes
@@ -43,8 +43,6 @@ LIMIT_S = 20.0
 SETTLED_S = 0.02
 TIMEOUT_MS = 20_000
 NOTHING = {"messages": 0, "connections": 0, "bytes": 0, "links": 0}
-TABLES = 2
-"""Of a switch that goes well: when the leavers have left, and when the joiners run (docs/protocol.md)."""
 
 
 class BenchError(RuntimeError):
@@ -223,7 +221,7 @@ class Job:
         leaver.runtime.leave_switch(generation)
         joiner.runtime.go_live(generation, recovery, places)
         self.ranks[self.leaver_rank] = joiner
-        table_bytes = 0 if far is None else sum(self.tell(far) for _ in range(TABLES))
+        table_bytes = 0 if far is None else self.tell(far)
         after, far_after = settled(near), NOTHING if far is None else settled(far)
         if after["links"] != before["links"] or far_after["links"] != far_before["links"]:
             raise BenchError(f"{self.size} ranks: links before {before}, {far_before}, after {after}, {far_after}")
