@@ -23,8 +23,8 @@ from tests.distributed.test_bit_equality import INTERLEAVED, MOE, TINY, TP2_PP2
 
 BASE = TINY.replace("--log-interval 10", "--log-interval 4").replace("--global-batch-size 8", "--global-batch-size 4")
 BOUNDARY, ITERATIONS = 3, 6
-SLACK_BYTES = 16 << 10
-"""For tensors of the small state, which are made one after the other: a random state has 5 kB."""
+SMALL_BYTES_MAX = 64 << 10
+"""Of a tiny rank's small state: 35 kB in the plain case, mostly random states of 5 kB each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +210,7 @@ def test_neither_side_makes_tensors_of_more_than_the_small_state(outcome: Outcom
         taken = [outcome.heirs[rank]["taken"], *([outcome.lone[rank]["taken"]] if rank in outcome.lone else [])]
         for side in (*given, *taken):
             assert side["made"] <= 2 * small, f"rank {rank}"
-        assert small <= SLACK_BYTES, f"rank {rank}"
+        assert small <= SMALL_BYTES_MAX, f"rank {rank}: {small}"
 
 
 def test_the_cases_show_what_they_are_there_for(outcome: Outcome) -> None:
