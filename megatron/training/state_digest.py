@@ -14,8 +14,6 @@ from typing import Any
 import msgspec
 import torch
 
-from megatron.resilience.state.errors import StateError
-from megatron.resilience.state.small_state import capture_small_state
 from megatron.training.checkpointing import Progress
 from megatron.training.model_setup import Trainee
 
@@ -36,6 +34,10 @@ def small_state_digest(trainee: Trainee, progress: Progress) -> str:
 
     Empty for a state that cannot be captured, of which nobody can say that it is equal.
     """
+    # A run without resilience, and without digests, has none of it.
+    from megatron.resilience.state.errors import StateError
+    from megatron.resilience.state.small_state import capture_small_state
+
     try:
         state = msgspec.msgpack.decode(capture_small_state(trainee, dataclasses.asdict(progress)))
     except StateError:

@@ -50,7 +50,7 @@ def test_narrow_terminals_get_whole_words_in_lines_of_their_own() -> None:
     assert lines[:3] == [
         "g2 migration: done, at iteration 41, downtime 12.3 ms, lost -4.0 ms",
         "  slot 1: machine-1 -> machine-4, links 12 replaced, 30 kept, moved 4.2 MB",
-        "  start joiner 812 ms, first iteration 310 ms",
+        "  start joiner 812 ms, hand over 120 ms, first iteration 310 ms",
     ]
     assert lines[3].startswith("g3 migration: aborted: it died it died")
     assert max(map(len, lines)) <= 80
