@@ -257,8 +257,7 @@ def repeat(half: Leaver) -> Step:
 
 def go(half: Leaver) -> Step:
     """GO of the controller, to the lead."""
-    after = _move(half, _T.GO)
-    return after, standing(after)
+    return (after := _move(half, _T.GO)), standing(after)
 
 
 def withdraw(half: Leaver) -> Step:
@@ -376,8 +375,8 @@ def _obey(half: Leaver, leave: bool) -> Step:
     verdict = NoteVerdict(generation=generation, leave=leave)
     notes: list[RankAction] = [SendNote(peer=peer, note=verdict) for peer in sorted(half.planned)]
     tell = SendVerdict(generation=generation, leave=leave)  # it may wait for a joiner that has died: LEFT goes before
-    then = [*standing(after), tell] if leave else [tell, HoldNewLinks(generation=generation, hold=False)]
-    return after, [*notes, *then]
+    rest = [*standing(after), tell] if leave else [tell, HoldNewLinks(generation=generation, hold=False)]
+    return after, [*notes, *rest]
 
 
 def _break(half: Leaver, why: str) -> Step:

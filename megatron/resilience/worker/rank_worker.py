@@ -48,10 +48,7 @@ class Agent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Who this rank is. `generation`: the switch that it was started for, None for a rank of the first start.
-
-    `counts_tensors`: see `memory.look`.
-    """
+    """Who this rank is. `generation`: the switch it was started for, or None. `counts_tensors`: see `memory.look`."""
 
     global_rank: int
     job: str
