@@ -162,7 +162,7 @@ class Runs:
     single: JobResult
 
 
-# The features of these are in other cases too, one by one or together; the nightly run takes them as well.
+# The features of these are in other cases too, or a feature test or proof has them; the nightly run takes all.
 NIGHTLY = {
     "dense",
     "interleaved-pp2-batched-sends-overlap",
@@ -175,6 +175,8 @@ NIGHTLY = {
     "moe-alltoall-tensor-parallel-experts",
     "bf16-plain-optimizer-recompute-selective",
     "interleaved-pp4",
+    "fp16",
+    "llama-like-uneven",
 }
 PARAMETERS = [
     pytest.param(case, id=case.name, marks=[pytest.mark.nightly] if case.name in NIGHTLY else []) for case in CASES

@@ -42,7 +42,7 @@ def alone() -> list[float]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("wrapper", ["ddp", pytest.param("fsdp2", marks=pytest.mark.nightly)])
 def test_wrapper_trains_as_one_process_would_and_repeats_in_every_bit(wrapper: str, alone: list[float]) -> None:
     shared = losses([*TORCHRUN, str(SCRIPT), wrapper])
     over_tcp = losses([*TORCHRUN, str(SCRIPT), wrapper], TRAINMOVER_TRANSPORT="tcp")
@@ -54,7 +54,10 @@ def test_wrapper_trains_as_one_process_would_and_repeats_in_every_bit(wrapper: s
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("variable", "value", "reason"),
-    [("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "no rank could be built alone"), ("TORCH_DIST_INIT_BARRIER", "1", "joins")],
+    [
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "no rank could be built alone"),
+        pytest.param("TORCH_DIST_INIT_BARRIER", "1", "joins", marks=pytest.mark.nightly),
+    ],
 )
 def test_settings_that_would_keep_a_joiner_out_are_refused_with_the_reason(
     variable: str, value: str, reason: str

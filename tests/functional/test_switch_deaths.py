@@ -74,7 +74,7 @@ def check_nothing_is_left(jobs: Jobs, job: RunningJob, segments_before: set[str]
 
 
 BEFORE = [
-    pytest.param("building", 1),
+    pytest.param("building", 1, marks=pytest.mark.nightly),
     pytest.param("built", 1, marks=pytest.mark.nightly),
     pytest.param("ready", 1, marks=pytest.mark.nightly),
     pytest.param("receiving", 1),
