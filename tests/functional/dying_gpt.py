@@ -152,7 +152,7 @@ JOINER: dict[str, Callable[[], None]] = {
 LEAVER: dict[str, Callable[[], None]] = {
     "listening": saying("Ready"),
     "sending": sending,
-    "leaving-untold": having_left,
+    "leaving": having_left,
     "left": saying("Left"),
 }
 

@@ -34,6 +34,13 @@ def flip_last_bit(content: bytes) -> bytes:
     return content[:-1] + bytes([content[-1] ^ 1])
 
 
+def replace(path: Path, content: bytes) -> None:
+    """As editors and copies do: whoever has opened the file, such as the running ranks, keeps what was there."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_bytes(content)
+    fresh.replace(path)
+
+
 EDITS: tuple[tuple[str, Callable[[bytes], bytes], str], ...] = (
     (
         "settings.yaml",
@@ -79,9 +86,9 @@ def test_files_that_were_edited_since_the_job_began_are_found(jobs: Jobs, tmp_pa
     for name, edit, said in EDITS:
         path = tmp_path / name
         before = path.read_bytes()
-        path.write_bytes(edit(before))
+        replace(path, edit(before))
         refused = command(job, "migrate", "--from", "machine-1")
-        path.write_bytes(before)
+        replace(path, before)
         assert refused.returncode == 1, refused.stdout
         assert said in refused.stdout + refused.stderr, refused.stdout + refused.stderr
         wait_until_it_has_trained_on(job)

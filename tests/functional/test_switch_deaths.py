@@ -124,11 +124,10 @@ def test_a_joiner_that_dies_after_it_ends_the_job_at_once_with_its_name(jobs: Jo
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("point", ["having-voted", "leaving-untold"])
-def test_who_dies_as_the_switch_becomes_known_dies_as_any_rank(jobs: Jobs, point: str, ranks: int) -> None:
-    """A joiner that has trained, or a leaver that has not told. The switch is done or not, by what had been heard."""
+def test_a_joiner_that_dies_when_it_has_voted_dies_as_any_rank(jobs: Jobs, ranks: int) -> None:
+    """The switch is done or not, by what had been heard."""
     before, rank = segments(), 2 * ranks - 1
-    job = dying(jobs, ranks, f"{point}:{rank}")
+    job = dying(jobs, ranks, f"having-voted:{rank}")
     trainmover(jobs, "migrate", "--from", "machine-1")
     check_ends(jobs, job, rank)
     check_nothing_is_left(jobs, job, before)
@@ -182,7 +181,10 @@ def test_a_leaver_that_dies_before_it_has_left_ends_the_job_with_its_name(jobs: 
 
 @pytest.mark.parametrize(
     ("point", "ranks"),
-    [pytest.param("left", 1), pytest.param("left", 2, marks=pytest.mark.nightly)],
+    [
+        pytest.param("left", 1),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("left", 2), ("leaving", 1), ("leaving", 2))),
+    ],
 )
 def test_a_leaver_that_dies_once_it_has_left_is_missed_by_nobody(
     jobs: Jobs, untouched: Untouched, point: str, ranks: int
