@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from megatron.resilience.state.errors import StateError
 from megatron.resilience.state.inventory import Inventory, take_inventory
 from megatron.resilience.worker.handover import Handover
@@ -61,6 +63,10 @@ class ReadyInventory:
     def layout_digest(self) -> bytes:
         """See Inventory."""
         return self.inventory.layout_digest()
+
+    def scratch(self) -> list[torch.Tensor]:
+        """See Inventory."""
+        return self.inventory.scratch()
 
     def memory(self) -> list[memoryview]:
         """See Inventory."""

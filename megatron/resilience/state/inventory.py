@@ -27,6 +27,7 @@ from megatron.resilience.state.small_state import (
     restore_small_state,
     structure_of,
 )
+from megatron.resilience.state.small_tensors import scratch_tensors
 
 
 class Bookkeeping(Protocol):
@@ -51,6 +52,10 @@ class Inventory:
     def total_bytes(self) -> int:
         """Of all arenas together."""
         return sum(arena.memory.numel() * arena.memory.element_size() for arena in self.arenas)
+
+    def scratch(self) -> list[torch.Tensor]:
+        """Tensors of the micro-batch that came last, which some modules hold on to; no state."""
+        return list(scratch_tensors(self.trainee))
 
     def layout_digest(self) -> bytes:
         """32 bytes that are equal on two ranks whose arenas have the same names, types and sizes, and small states the

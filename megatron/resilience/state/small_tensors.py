@@ -26,6 +26,8 @@ SCRATCH = {
     "token_dispatcher": "routes one micro-batch; each forward pass writes its tensors before it reads them",
 }
 """Attributes of modules whose tensors are not state, and why."""
+_SCRATCH_DEPTH = 4
+"""Of objects in objects."""
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -101,6 +103,25 @@ def unpack(packed: PackedTensor) -> torch.Tensor:
     if count == 0:
         return torch.empty(packed.shape, dtype=dtype)
     return torch.frombuffer(bytearray(packed.data), dtype=dtype).reshape(packed.shape)
+
+
+def scratch_tensors(trainee: Any) -> Iterator[torch.Tensor]:
+    """Those that modules hold under a name in SCRATCH, themselves or in plain objects; how big says the micro-batch."""
+    for chunk in trainee.model:
+        for module in chunk.modules():
+            for key in SCRATCH:
+                yield from _tensors_in(vars(module).get(key), depth=_SCRATCH_DEPTH)
+
+
+def _tensors_in(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    if torch.is_tensor(value):
+        yield value
+        return
+    if depth == 0 or isinstance(value, (torch.nn.Module, type)):
+        return
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    for part in (*parts, *getattr(value, "__dict__", {}).values()):
+        yield from _tensors_in(part, depth - 1)
 
 
 def _of_module(path: str, module: Any) -> Iterator[SmallTensor]:

@@ -6,9 +6,10 @@ What operations under way hold for a moment (scratch, messages that came early) 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -27,8 +28,11 @@ class MemoryLook:
     peak_bytes: Callable[[], int]
 
 
-def tensor_bytes() -> int:
-    """Of all memory that tensors hold: CUDA's own count where there is CUDA, else each storage once."""
+def tensor_bytes(scratch: Iterable[torch.Tensor] = ()) -> int:
+    """Of all memory that tensors hold: CUDA's own count where there is CUDA, else each storage once.
+
+    But for `scratch`, whose size is that of the micro-batch that came last.
+    """
     if torch.cuda.is_available():
         return int(torch.cuda.memory_allocated())
     gc.collect()
@@ -37,6 +41,8 @@ def tensor_bytes() -> int:
         if issubclass(type(item), torch.Tensor):  # isinstance would ask objects for their class, and wake lazy modules
             storage = item.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
+    for tensor in scratch:
+        storages.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(storages.values())
 
 
@@ -63,11 +69,24 @@ def resident_peak_bytes(status: str) -> int:
     return 0
 
 
-def look(*, known_bytes: int, counts_tensors: bool) -> MemoryLook:
+class Held(Protocol):
+    """What a rank is known to hold: `state.inventory.Inventory`."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of weights and optimizer."""
+
+    def scratch(self) -> list[torch.Tensor]:
+        """Of the micro-batch that came last."""
+
+
+def look(held: Held, *, counts_tensors: bool) -> MemoryLook:
     """How to look at this process. Counting tensors stops a rank without CUDA for some 50 ms, so it is done only where
-    `counts_tensors`; otherwise it is told what is known: `known_bytes`, of weights and optimizer.
+    `counts_tensors`; otherwise `held` tells what is known.
     """
     counts = counts_tensors or torch.cuda.is_available()
     return MemoryLook(
-        tensor_bytes=tensor_bytes if counts else lambda: known_bytes, link_bytes=link_bytes, peak_bytes=peak_bytes
+        tensor_bytes=(lambda: tensor_bytes(held.scratch())) if counts else lambda: held.total_bytes,
+        link_bytes=link_bytes,
+        peak_bytes=peak_bytes,
     )

@@ -80,7 +80,7 @@ class RankWorker:
         self._core = RankCore(place.global_rank, generation=place.generation)
         self._lock = threading.RLock()
         """Of the core and of what it asks for: `hear` comes in between."""
-        memory = look(known_bytes=inventory.total_bytes, counts_tensors=place.counts_tensors)
+        memory = look(inventory, counts_tensors=place.counts_tensors)
         self._costs = Costs(memory, handover.meter, is_new=place.generation is not None)
         self._joined_now = False
         self._events: Events = queue.SimpleQueue()

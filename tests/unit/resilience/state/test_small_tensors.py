@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from megatron.resilience.state.small_tensors import (
     PackedTensor,
     module_of,
     pack,
+    scratch_tensors,
     small_tensors,
     unpack,
 )
@@ -103,6 +105,16 @@ def test_the_last_input_of_a_stage_is_no_state(lone_rank: LoneRank) -> None:
         assert unlisted_tensors(rank.trainee, inventory) == []
         decoder.register_buffer("kept", torch.ones(3))
         assert "chunk0.module.decoder.kept" in [small.name for small in small_tensors(rank.trainee)]
+
+
+def test_what_experts_routed_is_scratch_wherever_their_dispatcher_keeps_it(lone_rank: LoneRank) -> None:
+    with lone_rank("") as rank:
+        layer, kept = rank.trainee.model[0].module.decoder.layers[0], [torch.ones(2), torch.ones(3)]
+        before = [tensor.data_ptr() for tensor in scratch_tensors(rank.trainee)]
+        layer.token_dispatcher = SimpleNamespace(map=kept[0], manager=SimpleNamespace(counts=[{"a": kept[1]}]))
+        layer.weights = torch.ones(4)
+        found = [tensor.data_ptr() for tensor in scratch_tensors(rank.trainee)]
+        assert sorted(found) == sorted([*before, *(tensor.data_ptr() for tensor in kept)])
 
 
 @pytest.mark.parametrize("name", ["chunk1.module", "chunk0.nowhere.at", "optimizer0.step", "", "chunk0.module.a-b"])
