@@ -122,9 +122,7 @@ class Commands:
 
     def _begin(self, command: Command) -> None:
         desk, ledger = self.desk, self.desk.ledger
-        fulfilled = ledger.fulfilled.get(command.command_id)
-        if fulfilled is not None:  # it died before it could say so
-            self._end(command.command_id, ok=True, text=_told(ledger.incidents[fulfilled]))
+        if self._end_fulfilled(command):
             return
         last = ledger.incidents.get(ledger.generation)
         before = f"; the last try: {last.why}" if command.attempts and last is not None else ""
@@ -154,6 +152,13 @@ class Commands:
         self.drive = SwitchDrive(desk, ledger.switch, restarted=False)
         desk.tell(command.command_id, ProgressLine(command_id=command.command_id, text=f"preparing {said}"))
         self.drive.begin()
+
+    def _end_fulfilled(self, command: Command) -> bool:
+        """Whether its switch was done before the controller died, which could not say so any more; then it says so."""
+        done = self.desk.ledger.fulfilled.get(command.command_id)
+        if done is not None:
+            self._end(command.command_id, ok=True, text=_told(self.desk.ledger.incidents[done]))
+        return done is not None
 
     def _waits_for_leavers(self, command: Command, before: str) -> bool:
         """A leaver whose agent is away cannot be told anything: no try begins, nor is a joiner blamed for it."""
@@ -223,7 +228,8 @@ class Commands:
         elif drive is not None and drive.phase is Phase.MEASURING:
             self._measured(drive)  # the last iteration began with it: nobody comes to measure more
         for command in list(self.desk.ledger.queue):
-            self._end(command.command_id, ok=False, text=why)
+            if not self._end_fulfilled(command):
+                self._end(command.command_id, ok=False, text=why)
 
     # -------------------------------------------------------------- what users see
 

@@ -6,7 +6,7 @@ import pytest
 
 from megatron.resilience.protocol.controller_words import UserLost
 from megatron.resilience.protocol.facts import Facts
-from megatron.resilience.protocol.journal import CommandTaken, SwitchBegun
+from megatron.resilience.protocol.journal import CommandEnded, CommandTaken, SwitchBegun
 from megatron.resilience.protocol.messages import (
     Accepted,
     AskIncidents,
@@ -226,3 +226,20 @@ def test_incidents_show_the_one_under_way() -> None:
     finish(talk)
     talk.ask(AskIncidents())
     assert talk.answers(IncidentsAnswer)[0].incidents[0].outcome == "done"
+
+
+def test_a_command_whose_switch_was_done_is_answered_so_although_the_job_ended_while_no_controller_was_there() -> None:
+    talk = going()
+    finish(talk)
+    assert isinstance(talk.entries[-1], CommandEnded)
+    talk.entries.pop()
+    talk.restart()
+    talk.hello(0, (0, 1), term=1)
+    talk.hello(2, (1, 2), term=1)
+    for machine, rank, generation in ((0, 0, 1), (2, 1, 2)):
+        talk.end(machine, rank, generation, code=0)
+    ended = [entry for entry in talk.entries if isinstance(entry, CommandEnded)]
+    assert [(entry.ok, entry.text) for entry in ended] == [
+        (True, "slot 1 from m1 to m2 at iteration 9, downtime 5.0 ms")
+    ]
+    assert talk.core.desk.ledger.ended_ok
