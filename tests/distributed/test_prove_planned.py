@@ -42,8 +42,8 @@ UNHALTED_ITERATIONS = 1000
 LIMIT_S = 550
 PEAK_SLACK_BYTES = 4 << 20
 """Of resident memory, which has more in it than tensors: malloc and Python keep what was freed, and the kernel adds up
-its counts of pages now and then. The joiner was seen 2 MB and more below the leaver, which has lived for longer. Of a
-tiny job's state this shows nothing; the case `large-state` moves far more than the slack with each rank."""
+its counts of pages now and then. Joiners of tiny jobs were seen up to 3 MB below their leavers. Their state is smaller
+still; a copy of the state shows in the case `large-state`, whose slack is what equal runs of it differ by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,7 @@ class Case:
     nightly: bool = True
     state_bytes_min: int = 1
     """Moved with each rank."""
+    peak_slack_bytes: int = PEAK_SLACK_BYTES
     unhalted_iterations: int = 0
     """If not 0, ranks train on while a joiner is built, in a job of so many iterations."""
 
@@ -138,7 +139,8 @@ CASES = (
     Case(
         name="large-state",
         flags=f"{PIPELINE} {NO_DROPOUT} {NO_EVALUATION} --hidden-size 512",
-        state_bytes_min=8 * PEAK_SLACK_BYTES,
+        state_bytes_min=48 << 20,
+        peak_slack_bytes=24 << 20,
     ),
     Case(name="background-save", flags=f"{BF16} {AROUND} --async-save", saves=True),
 )
@@ -198,7 +200,7 @@ def check_memory(case: Case, incident: dict[str, Any]) -> None:
     assert (incident["stayers_compared"], incident["memory_change_bytes"]) == (stayers, 0)
     assert len(incident["peaks_bytes"]) == moved
     for leaver, joiner in incident["peaks_bytes"].values():
-        assert 0 < joiner <= leaver + PEAK_SLACK_BYTES
+        assert 0 < joiner <= leaver + case.peak_slack_bytes
 
 
 HARMED = Case(name="harmed", flags=f"{NO_DROPOUT} {NO_EVALUATION}", ranks_per_machine=1)
