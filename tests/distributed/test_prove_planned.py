@@ -197,7 +197,9 @@ def check_memory(case: Case, incident: dict[str, Any]) -> None:
     moved = len(incident["slots"]) * case.ranks_per_machine
     stayers = case.machines * case.ranks_per_machine - moved
     assert incident["bytes_moved"] >= moved * case.state_bytes_min
-    assert (incident["stayers_compared"], incident["memory_change_bytes"]) == (stayers, 0)
+    assert incident["stayers_compared"] == stayers
+    if "--async-save" not in case.flags:  # a save in the background holds copies for some iterations of its own choice
+        assert incident["memory_change_bytes"] == 0
     assert len(incident["peaks_bytes"]) == moved
     for leaver, joiner in incident["peaks_bytes"].values():
         assert 0 < joiner <= leaver + case.peak_slack_bytes
