@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,15 @@ class Patience:
         return len(prepared) < expected and prepared <= ended
 
 
-def be_patient(patience: Patience) -> None:
-    """Ranks of this process wait at the top of the loop."""
+def be_patient(wait: Callable[[int], None]) -> None:
+    """Ranks of this process call `wait` with the number of the iteration at the top of the loop."""
     from megatron.training.membership import SwitchedMembership
 
     reach_boundary = SwitchedMembership.reach_boundary
 
     def patient(self: SwitchedMembership, iteration: int) -> None:
         reach_boundary(self, iteration)
-        patience.wait(iteration)
+        wait(iteration)
 
     SwitchedMembership.reach_boundary = patient  # type: ignore[method-assign]
 
@@ -87,7 +88,7 @@ def run(argv: list[str]) -> int:
         script += ["--metrics-file", str(own.metrics_file)]
     if own.metrics_file is not None and own.metrics_file.stem == "migrated" and "--preflight-only" not in script:
         if own.wait_for_switch:
-            be_patient(Patience(own.wait_for_switch, own.metrics_file.parent / "resilience" / "events.jsonl"))
+            be_patient(Patience(own.wait_for_switch, own.metrics_file.parent / "resilience" / "events.jsonl").wait)
         if own.harm is not None:
             harm_joiners(own.harm)
     return main(script)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain_gpt import main
+from tests.distributed.patient_gpt import be_patient
 
 PRELOAD = ("megatron.training.preload", "megatron.training.pretrain")
 LIMIT_S = 100.0
@@ -202,19 +203,6 @@ class Patience:
         return False if "done" in ended.values() else None
 
 
-def be_patient(patience: Patience) -> None:
-    """Ranks of this process wait at the top of the loop."""
-    from megatron.training.membership import SwitchedMembership
-
-    reach_boundary = SwitchedMembership.reach_boundary
-
-    def patient(self: SwitchedMembership, iteration: int) -> None:
-        reach_boundary(self, iteration)
-        patience.wait(iteration)
-
-    SwitchedMembership.reach_boundary = patient  # type: ignore[method-assign]
-
-
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--die", action="append", default=[])
@@ -224,7 +212,7 @@ def run(argv: list[str]) -> int:
     own, script = parser.parse_known_args(argv)
     if "--preflight-only" not in script:
         if own.events is not None:
-            be_patient(Patience(own.events, own.first, never_waits=own.never_wait))
+            be_patient(Patience(own.events, own.first, never_waits=own.never_wait).wait)
             DEATH.append(own.events.with_name("death"))
         for doomed in own.die:
             doom(*doomed.rsplit(":", 1))

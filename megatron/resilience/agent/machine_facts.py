@@ -81,9 +81,9 @@ def capability_of(cpu_text: str) -> str:
     return "AVX2" if flags >= _AVX2 else "DEFAULT"
 
 
-def memory_bytes_of(memory_text: str) -> int:
-    """MemTotal of /proc/meminfo; 0 if it is not there."""
-    found = re.search(r"^MemTotal:\s*(\d+) kB$", memory_text, flags=re.MULTILINE)
+def kernel_bytes(text: str, name: str) -> int:
+    """Of the line `name:  N kB` in `text` of /proc/meminfo or /proc/PID/status, in bytes; 0 if there is none."""
+    found = re.search(rf"^{name}:\s*(\d+) kB$", text, flags=re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 

@@ -27,7 +27,7 @@ from megatron.resilience.agent.environment import (
     install_environment,
 )
 from megatron.resilience.agent.lifecycle import Limits
-from megatron.resilience.agent.machine_facts import machine_facts, memory_bytes_of, steering_variables
+from megatron.resilience.agent.machine_facts import kernel_bytes, machine_facts, steering_variables
 from megatron.resilience.agent.rank_start import StartMode
 from megatron.resilience.agent.spawner import split_at_script
 from megatron.resilience.cli.tls_flags import add_tls_flags, tls_files
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         elastic=options.elastic,
         capacity=Capacity(
             ranks=options.capacity_ranks or options.ranks_per_machine,
-            memory_bytes=options.capacity_bytes or memory_bytes_of(_read("/proc/meminfo")),
+            memory_bytes=options.capacity_bytes or kernel_bytes(_read("/proc/meminfo"), "MemTotal"),
         ),
         facts=machine_facts(
             cpu_capability=settings.cpu_capability,

@@ -9,9 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import msgspec
-
-from megatron.resilience.protocol.messages import Left, Measured, RankReport
+from megatron.resilience.protocol.messages import Measured
 from megatron.resilience.worker.memory import MemoryLook
 from megatron.resilience.worker.meter import Meter
 
@@ -93,12 +91,6 @@ class Costs:
         self._is_new = False
         self._forget()
         return measured
-
-    def completed(self, report: RankReport) -> RankReport:
-        """`report` with what only this process knows: a rank that leaves tells the most memory that it has held."""
-        if isinstance(report, Left):
-            return msgspec.structs.replace(report, peak_bytes=self._memory.peak_bytes())
-        return report
 
     def _remember_links(self) -> None:
         if self._links_before is None:

@@ -14,9 +14,9 @@ from typing import Protocol
 import torch
 
 import trainmover_ext
+from megatron.resilience.agent.machine_facts import kernel_bytes
 
 _IN_FLIGHT = frozenset({"scratch", "unexpected_messages"})
-_PEAK = "VmHWM:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +55,15 @@ def peak_bytes() -> int:
     """The most that this process has held: of CUDA memory, else of resident host memory. 0 where that is not told."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    return own_bytes("VmHWM")
+
+
+def own_bytes(name: str) -> int:
+    """What the kernel tells of this process under `name`, as in /proc/PID/status; 0 where it does not."""
     try:
-        return resident_peak_bytes(Path("/proc/self/status").read_text(encoding="utf-8"))
+        return kernel_bytes(Path("/proc/self/status").read_text(encoding="utf-8"), name)
     except OSError:
         return 0
-
-
-def resident_peak_bytes(status: str) -> int:
-    """What Linux's `/proc/PID/status` tells; 0 if it does not."""
-    for line in status.splitlines():
-        if line.startswith(_PEAK):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 class Held(Protocol):

@@ -248,7 +248,7 @@ class RankWorker:
     def _do(self, action: switch.RankAction) -> None:
         match action:
             case switch.Report(report=report):
-                self._agent.send(self._costs.completed(report))
+                self._agent.send(report)
             case switch.SendNote(peer=peer, note=note):
                 trainmover_ext.send_note(peer, note.generation, messages.encode(note))
             case switch.StartWait(generation=generation, wait=wait):

@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import torch
 
+from megatron.resilience.agent.machine_facts import kernel_bytes
 from megatron.resilience.protocol import messages
 from megatron.resilience.protocol.memory import Peak, Room
 from megatron.resilience.worker.agent_link import AgentLink
-from megatron.resilience.worker.memory import resident_peak_bytes
+from megatron.resilience.worker.memory import own_bytes, peak_bytes
 
 _GROUPS = Path("/sys/fs/cgroup")
 
@@ -27,12 +28,14 @@ class MeasuringLine:
         self._line = line
 
     def send(self, report: messages.RankReport) -> None:
-        """A leaver's Ready gets its peak, Built the room there is."""
+        """A leaver's Ready and Left get its peak, Built the room there is."""
         match report:
             case messages.Built():
                 report = msgspec.structs.replace(report, room=room())
             case messages.Ready() if report.transfer:
                 report = msgspec.structs.replace(report, peak=peak())
+            case messages.Left():
+                report = msgspec.structs.replace(report, peak_bytes=peak_bytes())
         self._line.send(report)
 
     def take(self) -> list[messages.RankCommand]:
@@ -43,7 +46,7 @@ class MeasuringLine:
 def peak() -> Peak:
     """The most this process has held until now: what training takes, once it has trained an iteration."""
     return Peak(
-        host_bytes=resident_peak_bytes(_read(Path("/proc/self/status"))),
+        host_bytes=own_bytes("VmHWM"),
         device_bytes=torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0,
     )
 
@@ -51,9 +54,9 @@ def peak() -> Peak:
 def room() -> Room:
     """What it holds now and what is left; the machine's or, if that is less, its control group's."""
     is_on_device = torch.cuda.is_available()
-    left = [_amount(_read(Path("/proc/meminfo")), "MemAvailable"), *group_bytes_left(_own_group(), _GROUPS)]
+    left = [kernel_bytes(_read(Path("/proc/meminfo")), "MemAvailable"), *group_bytes_left(_own_group(), _GROUPS)]
     return Room(
-        host_held_bytes=_amount(_read(Path("/proc/self/status")), "VmRSS"),
+        host_held_bytes=own_bytes("VmRSS"),
         host_free_bytes=max(0, min(left)),
         device_held_bytes=torch.cuda.memory_reserved() if is_on_device else 0,
         device_free_bytes=torch.cuda.mem_get_info()[0] if is_on_device else 0,
@@ -75,12 +78,6 @@ def group_bytes_left(group: Path, root: Path) -> Iterator[int]:
 def _own_group() -> Path:
     found = re.search(r"^0::/(.*)$", _read(Path("/proc/self/cgroup")), flags=re.MULTILINE)
     return _GROUPS / found[1] if found else _GROUPS
-
-
-def _amount(text: str, name: str) -> int:
-    """Of a line `name:  N kB`, in bytes; 0 if there is none."""
-    found = re.search(rf"^{name}:\s*(\d+) kB$", text, flags=re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
 
 
 def _read(path: Path) -> str:

@@ -10,8 +10,8 @@ import pytest
 
 from megatron.resilience.agent.machine_facts import (
     capability_of,
+    kernel_bytes,
     machine_facts,
-    memory_bytes_of,
     processor_of,
     steering_variables,
 )
@@ -52,9 +52,10 @@ def test_user_may_tell_torch_to_use_less() -> None:
     assert machine_facts(cpu_capability="?", threads="", cpu_text="", variables="").cpu_capability == ""
 
 
-def test_memory_is_read_from_meminfo() -> None:
-    assert memory_bytes_of("MemTotal:       16 kB\nMemFree: 1 kB\n") == 16 * 1024
-    assert memory_bytes_of("nothing") == 0
+def test_memory_is_read_from_what_the_kernel_tells() -> None:
+    assert kernel_bytes("MemTotal:       16 kB\nMemFree: 1 kB\n", "MemTotal") == 16 * 1024
+    assert kernel_bytes("VmPeak:\t 9 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 5 kB\n", "VmHWM") == 2 << 20
+    assert kernel_bytes("nothing", "MemTotal") == 0
 
 
 def test_variables_that_steer_arithmetic_are_told_and_no_others() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megatron.resilience.protocol.messages import Left, Measured, Stayed
+from megatron.resilience.protocol.messages import Measured
 from megatron.resilience.worker import costs as module
 from megatron.resilience.worker.costs import Costs
 from megatron.resilience.worker.memory import MemoryLook
@@ -159,10 +159,3 @@ def test_a_switch_that_began_before_this_rank_was_asked_costs_what_it_cost_meanw
     assert measured is not None
     assert measured.downtime_ms == pytest.approx(2.0)
     assert measured.lost_ms == pytest.approx(17.0)
-
-
-def test_a_rank_that_leaves_tells_the_most_memory_that_it_has_held(clock: Clock) -> None:
-    costs = Rank(clock).costs
-    assert costs.completed(Left(generation=2, boundary=9)) == Left(generation=2, boundary=9, peak_bytes=7000)
-    stayed = Stayed(generation=2, why="asked to")
-    assert costs.completed(stayed) is stayed

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trainmover_ext
-from megatron.resilience.worker.memory import link_bytes, look, peak_bytes, resident_peak_bytes, tensor_bytes
+from megatron.resilience.worker.memory import link_bytes, look, peak_bytes, tensor_bytes
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA counts for itself")
 
@@ -46,8 +46,6 @@ def test_what_operations_hold_for_a_moment_is_no_memory_of_links(monkeypatch: py
 
 
 def test_the_peak_is_the_kernels() -> None:
-    assert resident_peak_bytes("VmPeak:\t 9 kB\nVmHWM:\t    2048 kB\nVmRSS:\t 5 kB\n") == 2 << 20
-    assert resident_peak_bytes("Name:\tpython\n") == 0
     ballast = torch.ones(64 << 18)
     resident = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     del ballast

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from megatron.resilience.protocol.facts import Facts
 from megatron.resilience.protocol.memory import Peak, Room
-from megatron.resilience.protocol.messages import Built, Progress, Query, RankReport, Ready
+from megatron.resilience.protocol.messages import Built, Left, Progress, Query, RankReport, Ready
 from megatron.resilience.worker.agent_link import AgentLink
 from megatron.resilience.worker.room import MeasuringLine, group_bytes_left, peak, room
 
@@ -71,10 +71,11 @@ def test_the_line_adds_what_is_measured_to_two_reports_and_no_others() -> None:
         Built(generation=2, endpoint="h", facts=Facts(), memory_bytes=1),
         Ready(generation=2, linked=(1,), transfer="h:1"),
         Ready(generation=2, linked=(1,)),
+        Left(generation=2, boundary=9),
         Progress(iteration=1, median_iteration_ms=1.0),
     ):
         measuring.send(report)
-    built, leaver, stayer, progress = line.sent
+    built, leaver, stayer, left, progress = line.sent
     assert isinstance(built, Built)
     assert built.room != Room()
     assert isinstance(leaver, Ready)
@@ -82,5 +83,7 @@ def test_the_line_adds_what_is_measured_to_two_reports_and_no_others() -> None:
     assert (leaver.linked, leaver.transfer) == ((1,), "h:1")
     assert isinstance(stayer, Ready)
     assert stayer.peak == Peak()
+    assert isinstance(left, Left)
+    assert (left.boundary, left.peak_bytes) == (9, leaver.peak.host_bytes)
     assert isinstance(progress, Progress)
     assert measuring.take() == [QUERY]
